@@ -6,13 +6,16 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import fields
 
 import pandas as pd
 import pytest
+from trioflow.base.plan_row import Plan, name_flag
 from trioflow.cli import main
 from trioflow.cli.installation import write_completion
-from trioflow.cli.main import build_parser
+from trioflow.cli.main import COMMANDS, build_parser
 from trioflow.cli.output import PlainStream, WaitSign, format_table, group_warnings
+from trioflow.prediction.options import Options
 
 SHOW = ["show", "gpt2-b8"]
 
@@ -149,3 +152,33 @@ def test_shells_offer_commands_options_and_names(shell, typed, offered):
     run = subprocess.run([shell, "-c", script], capture_output=True, text=True, check=True)
     # zsh's compgen offers all, and zsh itself keeps those that begin with what was typed.
     assert {word for word in run.stdout.split() if word.startswith(words[-1])} == offered
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_help_fits_two_screens_and_help_all_shows_every_option(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    texts = []
+    for words in ([command, "--help"], [command, "--help", "all"]):
+        with pytest.raises(SystemExit) as left:
+            main(words)
+        assert left.value.code == 0
+        texts.append(capsys.readouterr().out)
+    usual, everything = texts
+    assert len(usual.splitlines()) <= 82 and max(map(len, usual.splitlines())) <= 112
+    root = next(action for action in build_parser([command])._actions if action.dest == "command")
+    actions = [action for action in root.choices[command]._actions if action.option_strings]
+    rare = [action.option_strings[-1] for action in actions if getattr(action, "rare", False)]
+    assert all(action.option_strings[-1] in everything for action in actions)
+    assert not any(f"  {flag} " in usual for flag in rare) and ("shows every option" in usual) == bool(rare)
+
+
+def test_a_flag_has_the_name_type_and_meaning_of_its_field_in_python():
+    root = next(action for action in build_parser(["simulate"])._actions if action.dest == "command")
+    flags = {action.dest: action for action in root.choices["simulate"]._actions}
+    declared = {one.name: one for record in (Options, Plan) for one in fields(record)}
+    shared = flags.keys() & declared.keys() - {"plan", "chunks", "chunk_bytes"}
+    assert len(shared) > 45
+    for name in shared - {"operator_scales", "slow_ranks"}:
+        assert flags[name].help.startswith(declared[name].metadata["description"].partition(". ")[0]), name
+        assert flags[name].default is None
+        assert name not in Plan.__dataclass_fields__ or [name_flag(name)] == flags[name].option_strings

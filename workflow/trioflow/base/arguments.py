@@ -2,18 +2,46 @@
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import fields
+from dataclasses import MISSING, field, fields
 from inspect import Parameter, signature
 from numbers import Integral, Real
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from trioflow.base.errors import InputError, suggest
 
 Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
+Record = TypeVar("Record")
 
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "text"}
 """Types of fields that are checked, by their annotation without ``| None``."""
+
+
+class Flag(NamedTuple):
+    """How the command takes a field, where its name, type and meaning do not say it already."""
+
+    value: str = ""  # what help calls its value
+    name: str = ""
+    usual: bool = False  # whether ``--help`` shows it, and not only ``--help all``
+
+
+def declare(meaning: str, default: Any = MISSING, flag: Flag | None = None, **limits: Any) -> Any:
+    """Declare a field: its meaning, whose first sentence is the short help, its flag, and limits as JSON schema has them.
+
+    Documentation, the command, sweeps and completion are made of it.
+    """
+    schema = {"description": meaning, **limits} | ({} if default is MISSING else {"default": default})
+    return field(default=default, metadata={"flag": flag or Flag(), "schema": schema, **schema})
+
+
+def documented(record: type[Record]) -> type[Record]:
+    """Write a dataclass's declared fields into its docstring, as numpydoc has it."""
+    entries = [
+        f"{one.name} : {getattr(one.type, '__name__', one.type)}\n    {one.metadata['description']}"
+        for one in fields(record)  # type: ignore[arg-type]
+    ]
+    record.__doc__ = "\n".join([record.__doc__ or "", "", "Attributes", "----------", *entries])
+    return record
 
 
 def check_argument(name: str, value: Any, kind: str, error: type[InputError] = InputError) -> Any:

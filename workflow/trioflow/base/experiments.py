@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from trioflow.base.arguments import declare
 from trioflow.base.errors import TableError
-from trioflow.base.plan_row import MEASURED_SCHEDULES, SHARDINGS, UNIT_SHARDINGS, Plan, declare_cell, find_plan_problem
+from trioflow.base.plan_row import MEASURED_SCHEDULES, SHARDINGS, UNIT_SHARDINGS, Plan, find_plan_problem
 from trioflow.base.settings import FAMILIES, NAME, OPTIMIZERS, PRECISIONS, SIZES, read_rows, suggest_name
 from trioflow.base.units import BYTES_PER_MIB
 
@@ -49,36 +50,36 @@ Row = TypeVar("Row", bound="Workload | Plan | Experiment | Import | CampaignRow"
 class Workload:
     """One row of ``workloads.tsv``: a model, its sizes and how it is trained."""
 
-    workload: str = declare_cell("name of the workload", pattern=NAME)
-    family: str = declare_cell(
+    workload: str = declare("name of the workload", pattern=NAME)
+    family: str = declare(
         "torchvision (a CNN of torchvision), transformer (built from the sizes in this row),"
         " transformers (a published configuration of the library transformers)"
         " or user (a function of yours)",
         enum=list(FAMILIES),
     )
-    model: str = declare_cell(
+    model: str = declare(
         "model of the family: resnet18, vgg11; gpt2, bert-base; for transformer what it resembles;"
         " for user module:function"
     )
-    batches: tuple[int, ...] = declare_cell(
+    batches: tuple[int, ...] = declare(
         "batch sizes to capture, comma between; experiments extrapolate from the first,"
         " the cost model is fitted on all",
         minItems=1,
         uniqueItems=True,
     )
-    image_size: int | None = declare_cell("height and width of an image [pixels]", minimum=1)
-    sequence: int | None = declare_cell(
+    image_size: int | None = declare("height and width of an image [pixels]", minimum=1)
+    sequence: int | None = declare(
         "tokens of one sample; an encoder-decoder model reads and predicts as many", minimum=1
     )
-    hidden: int | None = declare_cell("width of the residual stream", minimum=1)
-    layers: int | None = declare_cell("transformer blocks; for transformers instead of the published depth", minimum=1)
-    heads: int | None = declare_cell("attention heads of a block", minimum=1)
-    vocabulary: int | None = declare_cell("distinct tokens", minimum=1)
-    causal: bool | None = declare_cell("true: attention looks back only (GPT); false: both ways (BERT)")
-    optimizer: str = declare_cell(
+    hidden: int | None = declare("width of the residual stream", minimum=1)
+    layers: int | None = declare("transformer blocks; for transformers instead of the published depth", minimum=1)
+    heads: int | None = declare("attention heads of a block", minimum=1)
+    vocabulary: int | None = declare("distinct tokens", minimum=1)
+    causal: bool | None = declare("true: attention looks back only (GPT); false: both ways (BERT)")
+    optimizer: str = declare(
         "optimizer of the step; without -foreach or -fused PyTorch chooses how it runs", enum=list(OPTIMIZERS)
     )
-    precision: str = declare_cell(
+    precision: str = declare(
         "precision of the step: fp32 without TF32, tf32, or bf16 or fp16 by autocast", enum=list(PRECISIONS)
     )
 
@@ -92,11 +93,11 @@ class Workload:
 class Experiment:
     """One row of ``experiments.tsv``: a step that is predicted and measured."""
 
-    experiment: str = declare_cell("name of the experiment", pattern=NAME)
-    set: str = declare_cell("experiments averaged together in the report", pattern=NAME)
-    workload: str = declare_cell("row of workloads.tsv", pattern=NAME)
-    plan: str = declare_cell("row of plans.tsv", pattern=NAME)
-    batch: int = declare_cell("samples of the whole step, all ranks together", minimum=1)
+    experiment: str = declare("name of the experiment", pattern=NAME)
+    set: str = declare("experiments averaged together in the report", pattern=NAME)
+    workload: str = declare("row of workloads.tsv", pattern=NAME)
+    plan: str = declare("row of plans.tsv", pattern=NAME)
+    batch: int = declare("samples of the whole step, all ranks together", minimum=1)
 
 
 IMPORT_FORMATS = ("kineto", "triosim", "neusight", "chakra", "nsight", "simai", "xla")
@@ -107,36 +108,36 @@ IMPORT_FORMATS = ("kineto", "triosim", "neusight", "chakra", "nsight", "simai", 
 class Import:
     """One row of ``imports.tsv``: a trace made from public files."""
 
-    trace: str = declare_cell("name of the trace", pattern=NAME)
-    files: tuple[str, ...] = declare_cell(
+    trace: str = declare("name of the trace", pattern=NAME)
+    files: tuple[str, ...] = declare(
         "files of workflow/resources/datasets.yaml that it is made from, comma between; the first"
         " is what is read, with the second where the format has two",
         minItems=1,
         uniqueItems=True,
     )
-    format: str = declare_cell("format of the files", enum=list(IMPORT_FORMATS))
-    gpu: str = declare_cell("traced device, where the files do not say it")
-    batch: int | None = declare_cell("samples of the step, where the files do not say it", minimum=1)
-    precision: str = declare_cell("precision of the step, where the files do not say it", enum=["-", *PRECISIONS])
-    optimizer: str = declare_cell("optimizer of the step, where the files do not say it")
+    format: str = declare("format of the files", enum=list(IMPORT_FORMATS))
+    gpu: str = declare("traced device, where the files do not say it")
+    batch: int | None = declare("samples of the step, where the files do not say it", minimum=1)
+    precision: str = declare("precision of the step, where the files do not say it", enum=["-", *PRECISIONS])
+    optimizer: str = declare("optimizer of the step, where the files do not say it")
 
 
 @dataclass(frozen=True)
 class CampaignRow:
     """One row of ``campaign.tsv``: what is worth measuring on a GPU that is there for some minutes."""
 
-    order: int = declare_cell("place by value: the row with the smallest is done first", minimum=0)
-    kind: str = declare_cell("capture, a step of a workload; or sweep, an operation alone", enum=["capture", "sweep"])
-    item: str = declare_cell(
+    order: int = declare("place by value: the row with the smallest is done first", minimum=0)
+    kind: str = declare("capture, a step of a workload; or sweep, an operation alone", enum=["capture", "sweep"])
+    item: str = declare(
         "workload of the catalogue or of workloads.tsv; or operation of data/campaign/sweeps.toml",
         pattern="^[a-z0-9_-]+$",
     )
-    precisions: tuple[str, ...] = declare_cell(
+    precisions: tuple[str, ...] = declare(
         "precisions, comma between; none for what has none",
         minItems=1,
         items={"type": "string", "enum": [*PRECISIONS, "none"]},
     )
-    sizes: tuple[str, ...] = declare_cell("batches, or levels of the sweep, comma between", minItems=1)
+    sizes: tuple[str, ...] = declare("batches, or levels of the sweep, comma between", minItems=1)
 
 
 TABLES: dict[str, type[Workload] | type[Plan] | type[Experiment] | type[Import] | type[CampaignRow]] = {
@@ -153,7 +154,7 @@ def row_schema(name: str, kind: Any = None) -> dict[str, Any]:
     kind = kind or TABLES[name]
     hints, properties = get_type_hints(kind), {}
     for column in fields(kind):
-        properties[column.name] = {**_TYPES[hints[column.name]], **column.metadata}
+        properties[column.name] = {**_TYPES[hints[column.name]], **column.metadata["schema"]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": name,

@@ -4,11 +4,11 @@ What is wrong, or does not go together, in a row of ``plans.tsv``.
 """
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from math import prod
 from typing import Any, NamedTuple
 
-from trioflow.base.arguments import settle_fields
+from trioflow.base.arguments import Flag, declare, documented, settle_fields
 from trioflow.base.errors import PlanError, suggest
 from trioflow.base.plugins import list_plugins, load_plugin
 from trioflow.base.settings import NAME
@@ -110,165 +110,167 @@ OFFLOADS = ("none", "optimizer", "activations")
 
 
 def name_flag(column: str) -> str:
-    """Return the command's flag of a column."""
-    parallel = "-parallel" if column in (*DEGREES, "expert", "expert_tensor") else ""
-    return f"--{column.replace('_', '-')}{parallel}"
+    """Return the command's flag of a column, or of another argument."""
+    known = Plan.__dataclass_fields__.get(column)
+    return (known and known.metadata["flag"].name) or f"--{column.replace('_', '-')}"
 
 
-def declare_cell(meaning: str, **limits: Any) -> Any:
-    """Declare a column: its meaning and its JSON schema limits; with a default it may be left out."""
-    default = {"default": limits["default"]} if "default" in limits else {}
-    return field(**default, metadata={"description": meaning, **limits})
-
-
+@documented
 @dataclass(frozen=True, repr=False)
 class Plan:
     """One row of ``plans.tsv``: how a step is spread over ranks."""
 
-    plan: str = declare_cell("name of the plan", pattern=NAME)
-    data: int = declare_cell("data-parallel degree: replicas that share the batch", minimum=1)
-    tensor: int = declare_cell("tensor-parallel degree: ranks that share every operator", minimum=1)
-    pipeline: int = declare_cell("pipeline degree: stages", minimum=1)
-    schedule: str = declare_cell(
-        f"pipeline schedule: none, {', '.join(SCHEDULES)} (zbv is the V-shaped zero bubble), or one that a package"
-        " registers, such as gpipe-recompute (the old torch Pipe, which recomputes the forward of every micro-batch but"
-        " the last)",
+    plan: str = declare("name of the plan", pattern=NAME)
+    data: int = declare(
+        "data-parallel degree: replicas that share the batch", flag=Flag("D", "--data-parallel", True), minimum=1
+    )
+    tensor: int = declare(
+        "tensor-parallel degree: ranks that share every layer", flag=Flag("T", "--tensor-parallel", True), minimum=1
+    )
+    pipeline: int = declare("pipeline-parallel degree", flag=Flag("P", "--pipeline-parallel", True), minimum=1)
+    schedule: str = declare(
+        f"pipeline schedule: {', '.join(SCHEDULES)}, or one that a package registers; gpipe unless given. none without a"
+        " pipeline; zbv is the V-shaped zero bubble; gpipe-recompute is the old torch Pipe, which recomputes the forward"
+        " of every micro-batch but the last",
+        flag=Flag("NAME", usual=True),
         pattern=NAME,
     )
-    micro_batches: int = declare_cell("pieces that the pipeline cuts a batch into", minimum=1)
-    first_bucket_bytes: int = declare_cell(
-        "limit of DDP's first gradient bucket [bytes]; PyTorch's own is 1 MiB", minimum=1
+    micro_batches: int = declare("micro-batches of a replica in a pipeline", flag=Flag("M", usual=True), minimum=1)
+    first_bucket_bytes: int = declare("limit of DDP's first gradient bucket [bytes]; PyTorch's own is 1 MiB", minimum=1)
+    bucket_bytes: int = declare("limit of DDP's other gradient buckets [bytes]; PyTorch's own is 25 MiB", minimum=1)
+    stages_per_rank: int = declare(
+        f"pipeline stages of each rank (virtual pipeline stages); more than one for {SEVERAL_STAGES}",
+        1,
+        Flag("V"),
+        minimum=1,
     )
-    bucket_bytes: int = declare_cell(
-        "limit of DDP's other gradient buckets [bytes]; PyTorch's own is 25 MiB", minimum=1
-    )
-    stages_per_rank: int = declare_cell(
-        f"pipeline stages of each rank; more than one for {SEVERAL_STAGES}", minimum=1, default=1
-    )
-    sharding: str = declare_cell(
-        "what the data-parallel ranks share: none (DDP), zero1 (ZeroRedundancyOptimizer), distributed"
-        " (Megatron-LM's distributed optimizer: gradients scattered, an equal slice of each bucket updated,"
-        " weights gathered), partitioned (DeepSpeed's and ColossalAI's ZeRO-2: each micro-step's backward reduces its"
-        " buckets, and a rank keeps and updates its slice of them alone; zero2 with their recipes), fsdp"
-        " (fully_shard of each unit; zero3 is the same), zero2 (fully_shard that keeps parameters"
-        " until backward), hsdp (fully_shard in groups of shard ranks, all-reduce between groups)",
+    sharding: str = declare(
+        "what replicas share: none (DDP), fsdp or hsdp (FSDP2), distributed (ZeRO-1 of Megatron-LM and DeepSpeed),"
+        " partitioned (their ZeRO-2), zero1, zero2 or zero3 (PyTorch's own)."
+        " zero1 is ZeroRedundancyOptimizer; zero2 fully_shard that keeps parameters until backward; zero3 the same as fsdp;"
+        " hsdp fully_shard in groups of shard ranks, all-reduce between groups;"
+        " distributed: gradients are reduce-scattered, an equal slice of each bucket is updated, weights are"
+        " all-gathered; partitioned: each accumulated step's backward reduces its buckets, and a rank keeps its slice",
+        "none",
+        Flag("KIND", usual=True),
         enum=list(SHARDINGS),
-        default="none",
     )
-    shard: int = declare_cell(
-        "ranks of a group that shares, one group like another: of hsdp, or of zero1 and distributed, where 1 is for all"
-        " replicas (Megatron-LM's --num-distributed-optimizer-instances is replicas over it)",
+    shard: int = declare(
+        "ranks of a group that shards, one group a copy of another: of hsdp, or of zero1 and distributed, where 1 stands"
+        " for all replicas (Megatron-LM's --num-distributed-optimizer-instances is replicas over it)",
+        1,
+        Flag("N"),
         minimum=1,
-        default=1,
     )
-    expert: int = declare_cell(
-        "expert-parallel degree: consecutive data-parallel ranks that each hold a part of the experts,"
-        " and hand each other the tokens (Megatron-LM's and torchtitan's folding)",
+    expert: int = declare(
+        "expert-parallel degree: data-parallel ranks that share the experts of a layer; they are among D, not further"
+        " ranks",
+        1,
+        Flag("E", "--expert-parallel", True),
         minimum=1,
-        default=1,
     )
-    accumulate: int = declare_cell(
-        "micro-steps whose gradients are added up; gradient_sync says how often replicas reduce them",
-        minimum=1,
-        default=1,
-    )
-    replication: str = declare_cell(
-        "how replicas keep alike: ddp (DistributedDataParallel), or dp (DataParallel: one process"
-        " copies the model to every device in each step), or a word that a package registers",
+    accumulate: int = declare("gradient-accumulation steps", 1, Flag("N", usual=True), minimum=1)
+    replication: str = declare(
+        "how replicas keep alike: ddp (DistributedDataParallel), dp (DataParallel: one process copies the model to every"
+        " device in each step), or a word that a package registers",
+        REPLICATION,
         pattern=NAME,
-        default=REPLICATION,
     )
-    tensor_style: str = declare_cell(
-        "how tensor-parallel ranks share layers: megatron (columns, then rows, one all-reduce), or"
-        " gather (every layer's outputs split and gathered, as the library tensor_parallel does), or a word that a package"
-        " registers",
+    tensor_style: str = declare(
+        "how tensor-parallel ranks share layers: megatron (columns, then rows, one all-reduce), gather (every layer's"
+        " outputs are gathered, as the library tensor_parallel does), or a word that a package registers",
+        TENSOR_STYLE,
+        Flag("NAME"),
         pattern=NAME,
-        default=TENSOR_STYLE,
     )
-    sequence_parallel: bool = declare_cell(
-        "true: tensor-parallel ranks also share what lies between split layers, by tokens", default=False
+    sequence_parallel: bool = declare(
+        "sequence parallelism (SP): tensor-parallel ranks also share what lies between split layers, by tokens",
+        False,
+        Flag(usual=True),
     )
-    vocabulary_parallel: bool = declare_cell(
-        "true: tensor-parallel ranks share token embedding, head and loss by vocabulary", default=False
+    vocabulary_parallel: bool = declare(
+        "tensor-parallel ranks share token embedding, LM head and loss by vocabulary", False
     )
-    recompute: str = declare_cell(
-        "activations that backward computes again: none, full (all of each unit), selective (attention's products and"
-        " softmax only), uniform:N (all blocks, N at a time), block:N (the first N blocks of each stage), modules:NAMES (core_attn, mlp, moe,"
-        " shared_experts of each block, commas between; Megatron-LM's --recompute-modules), or save:POLICY (all of"
-        " a block but what a named policy saves); with +no-early-stop regions run to their end",
+    recompute: str = declare(
+        "activation recomputation: none, full, selective (attention alone), uniform:N, block:N, save:POLICY or"
+        " modules:NAMES."
+        " uniform:N is all blocks, N at a time; block:N the first N blocks of each stage; save:POLICY all of a block but"
+        " what a named policy saves (torchtitan, minimal, ...); modules:NAMES whole modules of each block (core_attn, mlp,"
+        " moe, shared_experts, commas between; Megatron-LM's --recompute-modules); with +no-early-stop regions run to"
+        " their end, as in PyTorch before 2.1",
+        "none",
+        Flag("WHAT", usual=True),
         pattern=RECOMPUTED,
-        default="none",
     )
-    offload: str = declare_cell(
-        "what lies in the host's memory: none, optimizer (its state, and its work on the host), or"
-        " activations (copied out after forward and back before backward)",
+    offload: str = declare(
+        "what lies in the host's memory: none, optimizer (its state, and its work on the host), activations (copied out"
+        " after forward and back before backward)",
+        "none",
+        Flag("WHAT"),
         enum=list(OFFLOADS),
-        default="none",
     )
-    algorithms: str = declare_cell(
+    algorithms: str = declare(
         "algorithms of collectives, message by message: none (flows of measured duration), one word"
         " for all, such as ring, or all_reduce=ring,all_gather=direct",
+        "none",
         pattern=r"^[A-Za-z0-9_:+=,-]+$",
-        default="none",
     )
-    chunks: int = declare_cell("pieces that each message of an algorithm is cut into", minimum=1, default=1)
-    chunk_bytes: int = declare_cell(
-        "largest piece of a message of an algorithm [bytes]; 0 for no limit", minimum=0, default=0
+    chunks: int = declare("pieces that each message of an algorithm is cut into", 1, minimum=1)
+    chunk_bytes: int = declare("largest piece of a message of an algorithm [bytes]; 0 for no limit", 0, minimum=0)
+    context: int = declare(
+        "context-parallel degree: ranks that share every sequence by its tokens",
+        1,
+        Flag("C", "--context-parallel", True),
+        minimum=1,
     )
-
-    context: int = declare_cell(
-        "context-parallel degree: ranks that share every sequence by its tokens", minimum=1, default=1
-    )
-    context_method: str = declare_cell(
-        "how they attend to the whole sequence: ring (keys and values go round while blocks are computed),"
-        " all-gather (keys and values whole on each), or all-to-all (heads are shared instead of tokens)",
+    context_method: str = declare(
+        "how attention reaches the whole sequence: ring (keys and values go round while blocks are computed), all-gather"
+        " (keys and values whole on each rank), all-to-all (heads are shared instead of tokens, as Ulysses does)",
+        CONTEXT_METHODS[0],
+        Flag("HOW"),
         enum=list(CONTEXT_METHODS),
-        default=CONTEXT_METHODS[0],
     )
-
-    expert_tensor: int = declare_cell(
-        "ranks that cut each expert's matrices (Megatron-LM's --expert-tensor-parallel-size); 1 for whole"
-        " experts, which lie over data x tensor ranks; 0 for the tensor degree",
+    expert_tensor: int = declare(
+        "ranks that cut each expert's matrices; 0 for the tensor degree, 1 for whole experts, which lie over data x tensor"
+        " ranks (Megatron-LM's --expert-tensor-parallel-size)",
+        0,
+        Flag("N", "--expert-tensor-parallel"),
         minimum=0,
-        default=0,
     )
-
-    expert_domain: int = declare_cell(
-        "ranks of an NVLink domain inside which tokens for experts are handed on, so that each crosses nodes once a"
-        " node and reaches each rank once (DeepEP, HybridEP); 0 for one all-to-all with a copy an expert",
+    expert_domain: int = declare(
+        "GPUs of an NVLink domain: a token for experts crosses nodes once a node and is handed on inside, as DeepEP and"
+        " HybridEP do; 0 for one all-to-all with a copy per expert",
+        0,
+        Flag("N"),
         minimum=0,
-        default=0,
     )
-
-    tensor_overlap: str = declare_cell(
-        "messages of tensor-parallel ranks beside products: auto (backward for Megatron-LM's recipes, else none), none,"
-        " backward (what a column-split layer's backward gathers and sums, beside the product that needs neither), or products (those too, and a layer's"
-        " other products are computed piece by piece while the message travels; Megatron-LM's --tp-comm-overlap)",
+    tensor_overlap: str = declare(
+        "tensor-parallel communication overlapped with GEMMs: auto (backward for Megatron-LM's recipes, else none), none,"
+        " backward (what a column-split layer's backward gathers and sums), products (all of a layer's, piece by piece:"
+        " Megatron-LM's --tp-comm-overlap)",
+        TENSOR_OVERLAPS[0],
+        Flag("WHAT"),
         enum=list(TENSOR_OVERLAPS),
-        default=TENSOR_OVERLAPS[0],
     )
-
-    no_sync: bool = declare_cell("true: gradient_sync step", default=False)
-
-    expert_overlap: bool = declare_cell(
-        "true: exchanges of experts' tokens run beside the compute of another micro-batch, whose backward runs together"
-        " with this one's forward (Megatron-LM's --overlap-moe-expert-parallel-comm, DeepSeek's DualPipe)",
-        default=False,
+    no_sync: bool = declare("the same as gradient_sync step, for FSDP with gradient accumulation", False)
+    expert_overlap: bool = declare(
+        "overlap the all-to-all of experts with another micro-batch's compute, whose backward runs together with this"
+        " one's forward (Megatron-LM's --overlap-moe-expert-parallel-comm, DeepSeek's DualPipe)",
+        False,
     )
-
-    gather_overlap: bool = declare_cell(
-        "true: replicas of sharding distributed gather the updated weights during the next step's first forward, a"
-        " bucket at a time and one ahead (Megatron-LM's --overlap-param-gather), instead of behind the update",
-        default=False,
+    gather_overlap: bool = declare(
+        "with sharding distributed: gather the updated weights during the next step's first forward, a bucket at a time"
+        " (Megatron-LM's --overlap-param-gather), instead of after the update",
+        False,
     )
-
-    gradient_sync: str = declare_cell(
-        "how often replicas reduce the gradients of accumulated micro-steps: auto (what the framework does: once for DDP"
-        " as Hugging Face Accelerate runs it, ZeRO-1, Megatron-LM, nanotron and every pipeline; each micro-step for"
-        " fully_shard, torchtitan and ZeRO-2), step (once, gradients whole until then: no_sync,"
-        " set_requires_gradient_sync(False)), or micro-batch (each: DDP in a plain loop)",
+    gradient_sync: str = declare(
+        "how often replicas reduce the gradients of accumulated steps: auto (as the framework does), step (once: no_sync),"
+        " micro-batch (in each: DDP in a plain loop)."
+        " auto is once for DDP as Hugging Face Accelerate runs it, ZeRO-1, Megatron-LM, nanotron and every pipeline, and in"
+        " each for fully_shard, torchtitan and ZeRO-2",
+        GRADIENT_SYNCS[0],
+        Flag("WHEN"),
         enum=list(GRADIENT_SYNCS),
-        default=GRADIENT_SYNCS[0],
     )
 
     def __post_init__(self) -> None:

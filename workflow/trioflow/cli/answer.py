@@ -35,6 +35,7 @@ from trioflow.cli.output import (
     check_output,
     format_facts,
     format_table,
+    list_flags,
     list_forms,
     print_warnings,
     write_output,
@@ -52,20 +53,11 @@ from trioflow.prediction.assembly import predict
 from trioflow.prediction.breakdown import DEPTH, WAYS
 from trioflow.prediction.fitting import LARGEST, answer_memory, find_largest, split_memory
 from trioflow.prediction.language_answer import HOUR_S, Faults, describe_run
-from trioflow.prediction.options import STEP_WORDS
-from trioflow.sharded.as_traced import AS_TRACED
+from trioflow.prediction.options import STEP_WORDS, Options
 from trioflow.tables import PHASES, records
 from trioflow.trace.facts import Facts
 from trioflow.trace.language.sizes import COMPILE, EAGER, FLASH_ATTN, GRADIENTS, LAYERS, LIGER, read_language_model
-from trioflow.trace.store import (
-    MOST_UNNAMED,
-    Trace,
-    describe_step,
-    find_operators,
-    load_trace,
-    shipped_traces,
-    summarise_trace,
-)
+from trioflow.trace.store import MOST_UNNAMED, Trace, describe_step, find_operators, load_trace, summarise_trace
 
 _FUSED = {
     EAGER: "PyTorch's operators one by one (eager)",
@@ -217,10 +209,6 @@ def _optional(value: float | None, form: str) -> str:
 
 def add_show(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``show``."""
-    parser.epilog = (
-        f"Traces that ship: {', '.join(shipped_traces())}. Names of language models: one that is none of them is "
-        "answered with all. They are traced on the spot, which takes PyTorch."
-    )
     add_command(
         parser,
         run_show,
@@ -245,6 +233,7 @@ def add_show(parser: argparse.ArgumentParser) -> None:
             )
         },
         list_forms("the classes of operators"),
+        epilog="`trioflow models` lists the traces that ship, and the models that are traced on the spot (with PyTorch).",
     )
 
 
@@ -567,37 +556,29 @@ def add_simulate(parser: argparse.ArgumentParser, form: str = "--output") -> Non
         RUN,
         FAULTS,
         DRAWS,
-        {"": (("--timeline", "OUT", "write the timeline: .parquet, or .json[.gz] for Perfetto"),)},
         NETWORK,
         list_algorithm_options(", for all or as all_reduce=ring,all_gather=direct"),
+        WHAT_IF,
         {
-            "": (
-                (
-                    "--no-fold",
-                    True,
-                    "simulate every rank, also where ranks do the same and simulating them once is exact",
-                ),
-                (
-                    "--as-traced",
-                    True,
-                    "run the programs of ranks that the traces hold, as they are: no plan; --ranks where they do not depend on it",
-                ),
+            "answer": (
                 (
                     "--largest",
                     LARGEST,
-                    "instead of a step's time: the largest batch, or sequence, with which the plan fits the memory",
+                    "instead of a step's time: the largest batch, or sequence, that fits the memory",
+                    {"metavar": "batch|sequence"},
                 ),
-                ("--by", WAYS, "break the step down as well"),
+                ("--by", WAYS, f"break the step down by {', '.join(WAYS)}", {"metavar": "WAY"}),
                 (
                     "--depth",
                     (int, "N"),
                     f"parts of a module's path that --by module distinguishes (default: {DEPTH})",
-                    {"default": DEPTH},
+                    {"default": DEPTH, "rare": True},
                 ),
-                ("--breakdown", "OUT", "write that breakdown: .parquet"),
+                ("--breakdown", "OUT", "write that breakdown: .parquet", {"rare": True}),
+                ("--timeline", "OUT", "write the timeline: .parquet, or .json[.gz] for Perfetto"),
+                *list_flags(Options, "fold", "as_traced"),
             )
         },
-        WHAT_IF,
         EXPLAIN,
         HTML,
         list_forms("the answer, or the breakdown of --by,", form),
@@ -693,7 +674,7 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
     add_command(
         parser,
         _run_memory,
-        {"": ((f"--{AS_TRACED}", True, "the memory of ranks that the traces hold, as they are"),)},
+        {"answer": list_flags(Options, "as_traced")},
         EXPLAIN,
         HTML,
         list_forms("the ranks' memory"),

@@ -9,266 +9,108 @@ from typing import Any, TypeVar
 
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
-from trioflow.base.plan_row import (
-    CONTEXT_METHODS,
-    GRADIENT_SYNCS,
-    OFFLOADS,
-    RECOMPUTATIONS,
-    SCHEDULES,
-    SEVERAL_STAGES,
-    SHARDINGS,
-    TENSOR_OVERLAPS,
-    name_flag,
-)
-from trioflow.base.precision_recipes import DEFAULT_RECIPE, RECIPE_NAMES
-from trioflow.base.settings import OPTIMIZERS
-from trioflow.cli.output import Options, add_options
+from trioflow.base.plan_row import name_flag
+from trioflow.cli.output import Options, add_options, list_flags
 from trioflow.costmodel.choices import read_gpus
-from trioflow.costmodel.operators.methods import UNFITTED
-from trioflow.costmodel.steps import TIMER
 from trioflow.hardware.machine import TIES, Link, Platform
 from trioflow.network.algorithms.catalogue import list_algorithm_words, read_algorithms
-from trioflow.network.inter_node import INTER_NODE, TCP_BYTES_PER_S, open_platform
+from trioflow.network.inter_node import INTER_NODE, open_platform
 from trioflow.network.message_planner import Chunks
 from trioflow.network.networks import DEFAULT_NETWORK, NETWORKS
 from trioflow.parallel.plan import NAMED, choose_plan, make_plan, read_plan
-from trioflow.parallel.schedules.table import MODES, TRAIN, Schedule
-from trioflow.parallel.splits.pipeline import BALANCES
-from trioflow.parallel.splits.routing import BALANCED
+from trioflow.parallel.schedules.table import Schedule
 from trioflow.prediction.assembly import cut_micro_batches
-from trioflow.prediction.options import ANCHORS, CLOSED_FORM, SESSION, STEP_WORDS, check_factor
+from trioflow.prediction.options import STEP_WORDS, check_factor
 from trioflow.prediction.options import Options as Assumptions
 from trioflow.sharded.as_traced import AS_TRACED
 from trioflow.trace.language.read import find_configuration
-from trioflow.trace.language.sizes import ATTENTIONS, FUSIONS, LOSSES, Configuration
+from trioflow.trace.language.sizes import Configuration
 from trioflow.trace.store import load_trace
+
+_MODEL = "language model by name or configuration"
 
 
 def list_model_options(several: bool = False) -> Options:
     """Return the options of a language model given by name or configuration; ``several``: for a list of recipes."""
-    recipe = "RECIPE[+FUSION][,RECIPE...]" if several else "RECIPE"
-    ranked = "; plans of several are ranked together, each with the fusion behind its plus sign"
-    return {
-        "of a language model given by its name or configuration": (
-            ("--sequence", (int, "N"), "tokens of a sample"),
-            (
-                "--precision",
-                recipe,
-                f"what is held and computed in which format: {', '.join(RECIPE_NAMES)} (default: {DEFAULT_RECIPE})"
-                + ranked * several,
-            ),
-            (
-                "--attention",
-                ATTENTIONS,
-                "attention's kernel: what PyTorch's operator runs (flash: FlashAttention 2, cuDNN's on Blackwell), a version of FlashAttention, cuDNN's, "
-                "or one that keeps the scores (default: cudnn for Megatron's recipes, flash2 for nanotron's, else flash)",
-            ),
-            (
-                "--fusion",
-                FUSIONS,
-                "what runs as one kernel: nothing that PyTorch runs alone (eager), what torch.compile, Liger or flash-attn "
-                "fuse, Megatron Core's layers, besides products that add to main gradients (default: as the recipe's framework)",
-            ),
-            (
-                "--loss",
-                LOSSES,
-                "cross-entropy: of scores cast to fp32 (eager), one kernel each way (fused), or with the head's product a piece at "
-                "a time (chunked; default: as --fusion fuses it)",
-            ),
-            (
-                "--optimizer",
-                OPTIMIZERS,
-                "one kernel for all parameters (-fused, default adamw-fused), a pass for each term over all of them "
-                "(-foreach), or parameter by parameter",
-            ),
-            (
-                "--cuda-graphs",
-                True,
-                "the host launches a block's forward, and its backward, as one CUDA graph each",
-                {"default": None},
-            ),
-            (
-                "--deterministic",
-                True,
-                "attention adds its gradients in a fixed order, which makes its backward slower",
-                {"default": None},
-            ),
-            (
-                "--freeze",
-                "PATTERN[,PATTERN...]",
-                "parameters or modules that do not train, such as 'model.embed_tokens' or '*.mlp'",
-            ),
-            ("--lora", (int, "R"), "freeze all and train adapters of rank R beside linear layers, as PEFT's LoRA"),
-            (
-                "--lora-targets",
-                "NAME[,NAME...]",
-                "these layers: q,k,v,o,gate,up,down or all-linear (default: PEFT's, q and v)",
-            ),
-            ("--lora-dropout", (float, "SHARE"), "what adapters drop of what they read (default: 0)"),
-        )
-    }
+    rows = list_flags(Assumptions, *STEP_WORDS)
+    if several:
+        place = STEP_WORDS.index("precision")
+        name, kind, text, more = rows[place]
+        ranked = "; several, with commas between, are ranked together, each with its fusion behind a plus sign"
+        rows[place] = (name, kind, text + ranked, {**more, "metavar": "RECIPE[+FUSION][,RECIPE...]"})
+    return {_MODEL: rows}
 
 
+_RUN = "run of many steps"
 RUN: Options = {
-    "": (
-        ("--tokens", (float, "N"), "tokens of a whole run, to say its days, cost and energy"),
-        ("--price-per-gpu-hour", (float, "P"), "price of a GPU, to say what it costs"),
+    _RUN: (
+        ("--tokens", (float, "N"), "tokens of the whole run: its days, cost and energy"),
+        ("--price-per-gpu-hour", (float, "P"), "price of a GPU-hour: what the run costs"),
         (
             "--power-w",
             (float, "W"),
-            "power of a GPU while it trains, to say the energy [W] (default of a run: its sheet's limit)",
+            "power of a GPU while it trains [W]: the energy (default: the limit of its data sheet)",
+            {"rare": True},
         ),
     )
 }
 """Options of a run of many steps."""
 FAULTS: Options = {
-    "failures of a run of --tokens": (
+    _RUN: (
         (
             "--gpu-hours-per-failure",
             (float, "H"),
-            "GPU-hours between failures that stop the run, to say what is lost and how often to save",
+            "GPU-hours between failures that stop the run: what is lost, and how often to save a checkpoint",
+            {"rare": True},
         ),
         (
             "--checkpoint-s",
             (float, "S"),
-            "time in which the run waits for its state to be saved [s] (default: 0)",
-            {"default": 0.0},
+            "time in which the run waits for a checkpoint [s] (default: 0)",
+            {"default": 0.0, "rare": True},
         ),
-        ("--restart-s", (float, "S"), "from a failure to the first step after it [s] (default: 0)", {"default": 0.0}),
+        (
+            "--restart-s",
+            (float, "S"),
+            "from a failure to the first step after it [s] (default: 0)",
+            {"default": 0.0, "rare": True},
+        ),
     )
 }
-_ROUTING = (
-    "--routing",
-    "HOW",
-    "how tokens are spread over experts: balanced (default), consecutive (gates of benchmarks), power:EXPONENT "
-    "(a bound, drawn by --seed), or a file of each expert's share",
-    {"default": BALANCED},
-)
-ROUTING: Options = {"": [_ROUTING]}
+ROUTING: Options = {_MODEL: list_flags(Assumptions, "routing")}
 WHAT_IF: Options = {
-    "what if (each factor but the network's is on a time)": (
-        ("--scale-network", (float, "F"), "the network were F times as fast"),
-        (
-            "--scale-operator",
-            None,
-            "operators took F times as long: a name, or a pattern such as '*attention*'; may come several times",
-            {"nargs": 2, "action": "append", "default": [], "metavar": ("NAME", "F")},
+    **ROUTING,
+    "what if": (
+        ("--scale-network", (float, "F"), "communication F times as fast, as communication_scale 1/F", {"rare": True}),
+        *(
+            (
+                name,
+                None,
+                text,
+                {"nargs": 2, "action": "append", "default": [], "metavar": tuple(value.split()), "rare": True},
+            )
+            for name, _, text, value in (
+                (*row[:3], row[3]["metavar"]) for row in list_flags(Assumptions, "operator_scales", "slow_ranks")
+            )
         ),
-        (
-            "--slow-rank",
-            None,
-            "a rank computed F times as long; may come several times",
-            {"nargs": 2, "action": "append", "default": [], "metavar": ("RANK", "F")},
-        ),
-        _ROUTING,
-    )
+    ),
 }
-DRAWS: Options = {
-    "spread of the step": (
-        (
-            "--draws",
-            (int, "K"),
-            "draw the step K times, each rank, micro-batch and exchange apart, as real ones differ",
-            {"default": 0},
-        ),
-        (
-            "--seed",
-            (int, "N"),
-            "numbers to draw by: with the same, plans are compared on the same ranks (default: 0)",
-            {"default": 0},
-        ),
-    )
-}
-_DEGREES: Options = {
-    "plan by its degrees, instead of --plan": (
-        ("--data-parallel", (int, "D"), "replicas that share the batch", {"dest": "data"}),
-        ("--tensor-parallel", (int, "T"), "ranks that share each layer", {"dest": "tensor"}),
-        ("--context-parallel", (int, "C"), "ranks that share every sequence by its tokens", {"dest": "context"}),
-        (
-            "--context-method",
-            CONTEXT_METHODS,
-            "how they attend to the whole sequence (default: ring): keys and values in a ring, all of them gathered, "
-            "or heads shared instead of tokens (all-to-all)",
-        ),
-        ("--pipeline-parallel", (int, "P"), "pipeline stages", {"dest": "pipeline"}),
-        (
-            "--expert-parallel",
-            (int, "E"),
-            "data-parallel ranks that share the experts of a model with several; they are D's, not further ones",
-            {"dest": "expert"},
-        ),
-        (
-            "--expert-tensor-parallel",
-            (int, "N"),
-            "ranks that cut each expert's matrices (default: T); below T, experts lie over tensor-parallel ranks too",
-            {"dest": "expert_tensor"},
-        ),
-        (
-            "--expert-domain",
-            (int, "N"),
-            "GPUs of an NVLink domain: experts' tokens cross nodes once a node and are handed on inside, as DeepEP and HybridEP do",
-        ),
-        (
-            "--expert-overlap",
-            True,
-            "exchanges of experts' tokens beside another micro-batch's compute (--overlap-moe-expert-parallel-comm, DualPipe)",
-        ),
-        (
-            "--sharding",
-            SHARDINGS[1:],
-            "what replicas share instead of each holding it: fsdp is FSDP2, hsdp groups of --shard ranks",
-        ),
-        (
-            "--shard",
-            (int, "N"),
-            "ranks of a group: of hsdp, or of zero1 and distributed, whose groups are replicas of one another",
-        ),
-        ("--accumulate", (int, "N"), "micro-steps whose gradients are added up"),
-        (
-            "--gradient-sync",
-            GRADIENT_SYNCS[1:],
-            "how often replicas reduce them (default: as the framework does): once a step (no_sync, as Accelerate runs DDP, "
-            "Megatron-LM, nanotron, ZeRO-1), or in each micro-batch (fsdp, ZeRO-2, DDP in a plain loop)",
-        ),
-        ("--no-sync", True, "with fsdp and --accumulate: --gradient-sync step"),
-        (
-            "--gather-overlap",
-            True,
-            "with distributed: gather the updated weights during the next step's first forward (--overlap-param-gather)",
-        ),
-        (
-            "--tensor-style",
-            "NAME",
-            "how ranks share layers, instead of Megatron's way: gather splits every layer's outputs",
-        ),
-        ("--sequence-parallel", True, "tensor-parallel ranks share what lies between split layers too"),
-        ("--vocabulary-parallel", True, "tensor-parallel ranks share embedding, head and loss by vocabulary"),
-        (
-            "--tensor-overlap",
-            TENSOR_OVERLAPS[1:],
-            "messages of tensor parallelism beside products: none, those of column-split layers' backward, as Megatron-LM "
-            "does (default of its recipes), or all of a layer's, piece by piece (--tp-comm-overlap)",
-        ),
-        (
-            "--recompute",
-            "WHAT",
-            f"activations that backward computes again: {', '.join(RECOMPUTATIONS[1:])}, uniform:N (all blocks, N at a "
-            "time), block:N (the first N blocks of each stage), save:POLICY (torchtitan, MaxText's minimal, ...: docs/memory.md), or modules:mlp,core_attn (whole modules of each block); with "
-            "+no-early-stop as PyTorch before 2.1",
-        ),
-        ("--offload", OFFLOADS[1:], "what lies in the host's memory"),
-        (
-            "--schedule",
-            "NAME",
-            f"pipeline schedule: {', '.join(SCHEDULES)}, or one that a package registers (default: gpipe)",
-        ),
-    )
-}
+DRAWS: Options = {"jitter": list_flags(Assumptions, "draws", "seed")}
+_PLAN = "plan: by name on --ranks, by its degrees, or both"
+_COLUMNS = [one.name for one in fields(Plan) if one.name not in ("plan", "chunks", "chunk_bytes")]
+"""Arguments that are columns of a plan."""
+_DEGREES = (
+    *("data", "tensor", "pipeline", "context", "expert", "sharding", "micro_batches", "accumulate", "schedule"),
+    *("recompute", "sequence_parallel", "vocabulary_parallel", "tensor_overlap", "tensor_style", "shard"),
+    *("gather_overlap", "gradient_sync", "no_sync", "stages_per_rank", "context_method", "expert_tensor"),
+    *("expert_domain", "expert_overlap", "offload"),
+)
+"""Those that have flags, the usual ones first."""
 GPUS = (
     "--gpus",
     "NxNAME",
-    "number and kind of GPUs, as 256xH100: a GPU (on its usual platform), a shipped platform or a file; instead of "
-    "--ranks and --platform",
+    "number and kind of GPUs, such as 256xH100, instead of --ranks and --platform. A GPU stands for its usual platform; a "
+    "shipped platform or a file may be named too",
 )
 NODE = 8
 """GPUs of the node that is taken where no number of ranks is given."""
@@ -277,16 +119,10 @@ _CONFIGURATION = (
     "FILE",
     "Megatron-LM's model_config.yaml or command line (or a nanotron YAML), instead of TRACE: the model and the "
     f"plan; --ranks GPUs share it (default: {NODE}); other arguments win over the file's",
+    {"rare": True},
 )
-COLLECTIVES: Options = {
-    "": (
-        (
-            "--collectives",
-            "MODEL",
-            f"fitted collective model, a shipped one by name, or {CLOSED_FORM} (the ring's, over the links)",
-        ),
-    )
-}
+_TIMES = "times of operators and collectives"
+COLLECTIVES: Options = {_TIMES: list_flags(Assumptions, "collectives")}
 """The model of collectives, for commands that simulate."""
 
 
@@ -299,91 +135,62 @@ def add_plan_arguments(parser: argparse.ArgumentParser, *, megatron: bool = Fals
                 (
                     "trace",
                     "TRACE",
-                    "folder or pack of a trace, a shipped one's name, or a language model by its name (llama-3.1-8b) or its "
-                    "configuration's file; more of the same workload at other batches make other batches more certain",
+                    "a language model by name (llama-3.1-8b) or configuration file, or a trace: folder, pack or a shipped "
+                    "one's name. More traces of the same workload at other batches make other batches more certain",
                     {"nargs": "*" if megatron else "+"},
                 ),
-                ("--platform", "NAME|FILE", "shipped platform, this-machine (after `make reproduce`), or a YAML file"),
                 GPUS,
+                (
+                    "--platform",
+                    "NAME|FILE",
+                    "a shipped platform (`trioflow platforms` lists them) or a YAML file. this-machine is what `make "
+                    "reproduce` measured in this folder",
+                ),
                 ("--batch", (int, "N"), "samples of the whole step, all ranks together"),
+                *([_CONFIGURATION] if megatron else []),
+                *list_flags(Assumptions, "mode", "last_batch"),
+            ),
+            _PLAN: (
                 (
                     "--micro-batch",
                     (int, "N"),
-                    "samples of a micro-batch, the batch's others by gradient accumulation or in the pipeline "
-                    "(default: 1 for a language model by name or configuration)",
+                    "samples per micro-batch (default: 1 for a language model by name or configuration). The rest of the "
+                    "batch follows by gradient accumulation or in the pipeline",
                 ),
                 (
                     "--plan",
                     "NAME",
-                    f"plan by name, on --ranks ranks: {', '.join(NAMED)}, or one that a package registers",
+                    "by name, such as ddp, fsdp, distributed (ZeRO-1), tp or 1f1b. "
+                    f"All names: {', '.join(NAMED)}, and those that packages register",
                 ),
-                ("--ranks", (int, "N"), "number of ranks"),
-                ("--micro-batches", (int, "M"), "pieces of a pipelined batch"),
-                ("--stages-per-rank", (int, "V"), f"pipeline stages of each rank, for {SEVERAL_STAGES}"),
-                (
-                    "--stages",
-                    "HOW|FILE",
-                    f"pipeline stages: balanced by {' or '.join(BALANCES)} of layers (default: {BALANCES[0]}), or a file "
-                    "with a line of units a stage",
-                ),
+                ("--ranks", (int, "N"), "number of ranks (GPUs); those that no degree takes are data-parallel"),
+                *list_flags(Plan, *_DEGREES),
+                *list_flags(Assumptions, "stages"),
                 (
                     "--schedule-file",
                     "CSV",
                     "the pipeline's actions as PyTorch writes them, instead of --schedule; see `trioflow export schedule`",
+                    {"rare": True},
                 ),
-                ("--mode", MODES, f"what of the step runs (default: {MODES[0]})", {"default": MODES[0]}),
-                (
-                    "--last-batch",
-                    True,
-                    "the batch is what is left of a data set: replicas that cannot share it evenly repeat samples",
-                ),
-                (
-                    "--cost-model",
-                    "MODEL",
-                    f"operator model of `trioflow fit`, a shipped one by name, or {' or '.join(UNFITTED)} (a baseline)",
-                ),
-                (
-                    "--anchor",
-                    ANCHORS,
-                    "operators that were timed one by one, and a measured step: take the timer off each, use one factor "
-                    f"(ratio), or leave them (none); {SESSION}: to the single-rank steps of the session that measured the "
-                    f"workload here (default: {TIMER})",
-                    {"default": TIMER},
-                ),
-                (
-                    "--session",
-                    "FILE",
-                    "session.json of --anchor session (default: the workload's, measured by `make reproduce` in this folder)",
-                ),
-                (
-                    "--override",
-                    "CSV",
-                    "operator times from elsewhere, at the trace's sizes: columns name, time_us and, where "
-                    "needed, phase and input_shapes",
-                ),
-                *([_CONFIGURATION] if megatron else []),
-            )
+            ),
         },
         list_model_options(),
-        _DEGREES,
+        {_TIMES: list_flags(Assumptions, "cost_model", "override", "anchor", "session")},
     )
 
 
 Number = TypeVar("Number", int, float)
 
-_COLUMNS = [one.name for one in fields(Plan) if one.name not in ("plan", "chunks", "chunk_bytes")]
-"""Arguments that are columns of a plan."""
 
-
-def _list_given(options: argparse.Namespace, names: Iterable[str] = _COLUMNS) -> dict[str, Any]:
+def list_given(options: argparse.Namespace, names: Iterable[str] = _COLUMNS) -> dict[str, Any]:
     """Return those arguments that were given: flags that are set, and any value, 0 included."""
     values = ((name, getattr(options, name, None)) for name in names)
-    return {name: value for name, value in values if value is not None and value is not False}
+    return {name: value for name, value in values if value is not None}
 
 
 def _choose_scheduled_plan(options: argparse.Namespace) -> tuple[Plan, Schedule | None]:
     """Return the plan, and the schedule where a file gives it; PlanError where that and other arguments clash."""
-    given = _list_given(options)
+    given = list_given(options)
     if not options.schedule_file:
         return choose_plan(options.plan, options.ranks, given), None
     if other := next((name for name in ("schedule", "plan") if getattr(options, name)), None):
@@ -391,7 +198,7 @@ def _choose_scheduled_plan(options: argparse.Namespace) -> tuple[Plan, Schedule 
     of_file = ("pipeline", "micro_batches", "stages_per_rank")
     asked = {name: given.pop(name) for name in of_file if name in given}
     plan, schedule = read_plan(options.schedule_file, **given)
-    for name, value in {**asked, **_list_given(options, ["ranks"])}.items():
+    for name, value in {**asked, **list_given(options, ["ranks"])}.items():
         if value != getattr(plan, name):
             flag = name_flag(name)
             raise PlanError(
@@ -402,15 +209,16 @@ def _choose_scheduled_plan(options: argparse.Namespace) -> tuple[Plan, Schedule 
     return plan, schedule
 
 
-_FIXED = ("batch", "plan", "stages", "last_batch", *STEP_WORDS, "megatron", "session", "schedule_file", *_COLUMNS)
+_FIXED = (
+    *("batch", "plan", "stages", "last_batch", *STEP_WORDS, "megatron", "session", "schedule_file", *_COLUMNS),
+    *("mode", "anchor"),
+)
 """Arguments that would change what a traced program does."""
 
 
 def _choose_traced_ranks(options: argparse.Namespace) -> Plan:
     """Return a plan of as many ranks as traced programs run on; InputError where an argument would change them."""
-    refused = [*_list_given(options, _FIXED)]
-    refused += ["mode"] * (options.mode != TRAIN) + ["anchor"] * (options.anchor != TIMER)
-    if refused:
+    if refused := [*list_given(options, _FIXED)]:
         raise InputError(
             f"{name_flag(refused[0])} with --as-traced: what a traced rank computes and sends stays as it "
             "was traced; platform, network and cost model can change",
@@ -425,22 +233,8 @@ def _choose_traced_ranks(options: argparse.Namespace) -> Plan:
     return replace(make_plan(data=ranks), plan=AS_TRACED)
 
 
-_ASSUMED = (
-    "cost_model",
-    "override",
-    "collectives",
-    "anchor",
-    "session",
-    "stages",
-    "mode",
-    "last_batch",
-    "as_traced",
-    "routing",
-    "draws",
-    "seed",
-    *STEP_WORDS,
-)
-"""Arguments that are fields of ``Options``."""
+_ASSUMED = [one.name for one in fields(Assumptions) if one.name not in (*INTER_NODE, *Plan.__dataclass_fields__)]
+"""Arguments that are fields of ``Options``; the network between nodes goes into the platform."""
 
 
 def _cut_micro_batches(plan: Plan, options: argparse.Namespace) -> Plan:
@@ -473,7 +267,7 @@ def apply_gpus(options: argparse.Namespace) -> None:
 def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Assumptions]:
     """Return the plan, the platform and the assumptions of a command line; TrioflowError where anything does not fit."""
     apply_gpus(options)
-    assumed = {name: getattr(options, name) for name in _ASSUMED if name in options}
+    assumed = list_given(options, _ASSUMED)
     if assumed.get("as_traced"):
         chosen, schedule = _choose_traced_ranks(options), None
     else:
@@ -482,10 +276,8 @@ def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Assumptio
     plan = set_algorithms(chosen, options)
     measured = list_inter_node(options)
     platform = change_platform(open_platform(options.platform, plan.ranks, **measured), options)
-    network = spell_network(getattr(options, "network", DEFAULT_NETWORK))
-    fold = not getattr(options, "no_fold", False)
-    supposed = _read_what_if(options)
-    return (plan, platform, Assumptions(network=network, fold=fold, schedule=schedule, **assumed, **supposed))
+    assumed |= _read_what_if(options) | {"network": spell_network(assumed.get("network"))}
+    return plan, platform, Assumptions(schedule=schedule, **assumed)
 
 
 def _read_what_if(options: argparse.Namespace) -> dict[str, Any]:
@@ -577,55 +369,32 @@ def _share_ranks(options: argparse.Namespace, found: Configuration) -> None:
         options.accumulate = pieces
 
 
-INTER_NODES: Options = {
-    "the network between nodes, as you measured it": (
-        (
-            "--inter-node-bandwidth",
-            "B",
-            "bus bandwidth of large messages over your nodes, as nccl-tests prints it, all network cards of a node "
-            "together, not per GPU [bytes/s], such as 12.5e9 (12.5 GB/s); all_gather=27e9,all_reduce=52e9 for each collective; or tcp: NCCL "
-            f"fell back to TCP sockets, {TCP_BYTES_PER_S / 1e9:g} GB/s a network card as measured on a cluster (default: what is known of the platform)",
-        ),
-        (
-            "--inter-node-latency",
-            (float, "S"),
-            "from a GPU to its counterpart in the next node [s]",
-            {"dest": "inter_node_latency_s"},
-        ),
-        (
-            "--inter-node-bytes",
-            (float, "S"),
-            "size of the messages whose bandwidth was measured over as many nodes as the job has [bytes], such as "
-            "256e6: where links are faster, each step of a collective takes the rest, whatever its size",
-        ),
-    )
-}
+_NETWORK = "network"
+INTER_NODES: Options = {_NETWORK: list_flags(Assumptions, *INTER_NODE)}
 NETWORK: Options = {
-    "": (
-        (
-            "--network",
-            "NAME",
-            f"{', '.join(NETWORKS)}, or one that a package registers, such as circuit (default: {DEFAULT_NETWORK})",
-            {"default": DEFAULT_NETWORK},
-        ),
-    ),
-    **INTER_NODES,
-    "ways over the network": (
+    _NETWORK: (
+        *list_flags(Assumptions, "network", *INTER_NODE),
         (
             "--ties",
             TIES,
-            "of equally good routes the first takes all, or pairs of ranks share them (default: "
-            "what the platform says, else first)",
+            "of equally good routes the first takes all, or pairs of ranks share them (default: what the platform says, "
+            "else first)",
+            {"rare": True},
         ),
-        ("--routing-seed", (int, "N"), "another one shares them in another way"),
-        ("--fail-link", "FROM,TO", "a directed link that no route takes; may come several times", {"action": "append"}),
+        ("--routing-seed", (int, "N"), "another one shares them in another way", {"rare": True}),
+        (
+            "--fail-link",
+            "FROM,TO",
+            "a directed link that no route takes; may come several times",
+            {"action": "append", "rare": True},
+        ),
         (
             "--degrade-link",
             "FROM,TO,FACTOR",
             "a directed link of which so much of the bandwidth is left; may come several times",
-            {"action": "append"},
+            {"action": "append", "rare": True},
         ),
-    ),
+    )
 }
 """The network, and what becomes of its links."""
 
@@ -639,18 +408,23 @@ def list_algorithm_options(more: str = "") -> Options:
     """Return the options for the algorithm of collectives and the chunks of its messages."""
     words = ", ".join(list_algorithm_words())
     return {
-        "": (
-            ("--algorithm", "NAME", f"message by message: {words}, hierarchical:INNER+OUTER{more}"),
-            ("--chunks", (int, "N"), "pieces that each of its messages is cut into"),
-            ("--chunk-bytes", (float, "B"), "or how large a piece is at most [bytes]"),
+        _NETWORK: (
+            (
+                "--algorithm",
+                "NAME",
+                f"algorithm of collectives, message by message: {words}, hierarchical:INNER+OUTER{more}",
+                {"rare": True},
+            ),
+            ("--chunks", (int, "N"), "pieces that each of its messages is cut into", {"rare": True}),
+            ("--chunk-bytes", (float, "B"), "or how large a piece is at most [bytes]", {"rare": True}),
         )
     }
 
 
-def spell_network(name: str) -> str:
-    """Return a network's name; trioflow's own may be written with hyphens."""
-    spelt = name.replace("-", "_")
-    return spelt if spelt in NETWORKS else name
+def spell_network(name: str | None) -> str:
+    """Return a network's name, the default unless given; trioflow's own may be written with hyphens."""
+    spelt = (name or DEFAULT_NETWORK).replace("-", "_")
+    return spelt if name is None or spelt in NETWORKS else name
 
 
 def change_platform(platform: Platform, options: argparse.Namespace) -> Platform:

@@ -13,7 +13,7 @@ from typing import NoReturn, TextIO, cast
 
 from trioflow import __version__
 from trioflow.base.errors import TrioflowError, suggest
-from trioflow.cli.output import PlainStream, WaitSign, escape_text
+from trioflow.cli.output import HelpAction, HelpFormatter, PlainStream, WaitSign, escape_text
 
 TRACEBACK = "TRIOFLOW_TRACEBACK"
 """Variable of the environment that shows where an unforeseen error came from."""
@@ -68,6 +68,29 @@ COMMANDS = {
 """What each subcommand does and what fills its parser, in the order of the help."""
 
 
+EXAMPLES = {
+    "plan": (
+        "trioflow plan llama-3.1-70b --gpus 256xH100 --tokens 1e12 --price 2.5",
+        "trioflow plan config.json --gpus 64xH200",
+    ),
+    "simulate": (
+        "trioflow simulate llama-3.1-8b --platform dgx-h100 --plan fsdp --ranks 64 --batch 512",
+        "trioflow simulate llama-3.1-70b --platform dgx-h100 --ranks 256 --batch 512 --tensor-parallel 8 \\",
+        "    --pipeline-parallel 4 --schedule 1f1b --micro-batches 64 --tokens 1e12 --price-per-gpu-hour 2.5",
+        "trioflow simulate gpt2-tiny-b8 --platform cpu2-gloo --plan ddp --ranks 2 --by module",
+    ),
+    "memory": ("trioflow memory llama-3.1-8b --platform dgx-h100 --plan fsdp --ranks 8 --batch 16",),
+    "search": ("trioflow search llama-3.1-8b --ranks 64 --platform dgx-h100 --batch 512 --top 5",),
+    "capture": (
+        "trioflow capture resnet50 --batch 64 -o trace",
+        "trioflow capture my_models:make_model --batch 8 --input 3x224x224 -o trace",
+    ),
+    "collective": ("trioflow collective all_reduce --bytes 1e9 --ranks 16 --platform dgx-h100",),
+    "show": ("trioflow show gpt2-tiny-b8",),
+}
+"""What is shown at the head of a command's help."""
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are not preceded by all of a command's options."""
 
@@ -90,7 +113,14 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     parser.set_defaults(build_parser=build_parser)  # the completion of shells reads all of them
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (summary, home) in COMMANDS.items():
-        subparser = commands.add_parser(name, help=summary)
+        examples = "\n  ".join(("\n\nexamples:", *EXAMPLES[name])) if name in EXAMPLES else ""
+        text = f"{summary[0].upper()}{summary[1:]}.{examples}"
+        subparser = commands.add_parser(
+            name, help=summary, description=text, formatter_class=HelpFormatter, add_help=False
+        )
+        subparser.add_argument(
+            "-h", "--help", action=HelpAction, nargs="?", metavar="all", help="show this, or with `all` every option"
+        )
         if words is None or name in words:
             module, _, function = home.rpartition(".")
             getattr(import_module(module), function)(subparser)

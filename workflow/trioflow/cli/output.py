@@ -9,10 +9,12 @@ import argparse
 import json
 import re
 import shlex
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
@@ -78,16 +80,37 @@ def format_facts(facts: Iterable[tuple[str, str]]) -> str:
 Options = Mapping[str, Iterable[tuple[Any, ...]]]
 """Arguments of a command by the title of their group (empty: no group). A row is: names, value, help and, where needed,
 further keywords of ``add_argument``. The value is a metavar for text, a type and its metavar, the choices, True for a
-flag without a value, or None where the keywords say it.
+flag without a value, or None where the keywords say it. ``rare`` among the keywords: only ``--help all`` shows it.
+``list_flags`` makes rows of declared fields.
 """
+_TYPES = {"int": int, "float": float}
+
+
+def list_flags(record: Any, *names: str) -> list[tuple[Any, ...]]:
+    """Return the flags of a dataclass's fields, as rows, from what ``arguments.declare`` says of them."""
+    rows: list[tuple[Any, ...]] = []
+    for name in names:
+        one = record.__dataclass_fields__[name]
+        flag, kind = one.metadata["flag"], str(getattr(one.type, "__name__", one.type)).partition(" | ")[0]
+        more: dict[str, Any] = {"dest": name, "default": None, "rare": not flag.usual}
+        text, stop, rest = one.metadata["description"].partition(". ")
+        if kind == "bool":
+            more |= {"action": "store_const", "const": not one.default}
+        else:
+            more |= {"type": _TYPES.get(kind, str), "choices": one.metadata.get("enum"), "metavar": flag.value or None}
+            text += f" (default: {one.default})" if one.default not in (MISSING, None, "none", 0, 1, ()) else ""
+        rows.append((flag.name or f"--{name.replace('_', '-')}", None, text + stop + rest, more))
+    return rows
 
 
 def add_options(parser: argparse.ArgumentParser, *groups: Options) -> None:
-    """Add arguments in their groups."""
+    """Add arguments in their groups; those of one title stand together."""
+    known = {group.title: group for group in parser._action_groups}
     for title, rows in (pair for group in groups for pair in group.items()):
-        target = parser.add_argument_group(title) if title else parser
+        if title and title not in known:
+            known[title] = parser.add_argument_group(title)
         for name, kind, text, *more in rows:
-            known = (
+            words = (
                 {}
                 if kind is None
                 else {"action": "store_true"}
@@ -98,7 +121,40 @@ def add_options(parser: argparse.ArgumentParser, *groups: Options) -> None:
                 if isinstance(kind[0], type)
                 else {"choices": kind}
             )
-            target.add_argument(*name.split(), help=text, **known, **(more[0] if more else {}))
+            words |= more[0] if more else {}
+            rare = words.pop("rare", False)
+            action = (known[title] if title else parser).add_argument(*name.split(), help=text, **words)
+            action.rare = rare  # type: ignore[attr-defined]
+
+
+class HelpAction(argparse.Action):
+    """``--help`` shows the usual arguments with the first sentence of each text, ``--help all`` all of everything."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
+        """Print the help, and leave."""
+        if values != "all":
+            for action in parser._actions:
+                text = str(action.help or "").partition(". ")[0]
+                action.help = argparse.SUPPRESS if getattr(action, "rare", False) else text
+            if any(action.help == argparse.SUPPRESS for action in parser._actions):
+                parser.epilog = f"{parser.epilog or ''}\n{parser.prog} --help all shows every option".strip()
+        words = [action for action in parser._actions if not action.option_strings or action.required]
+        shown = [
+            " ".join([*action.option_strings[-1:], str(action.metavar or action.dest)])
+            + " ..." * (action.nargs in ("*", "+"))
+            for action in words
+        ]
+        parser.usage = " ".join([parser.prog, *shown, "[options]"])
+        parser.print_help()
+        parser.exit()
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help of up to 100 columns, examples and notes with lines of their own."""
+
+    def __init__(self, prog: str, **settings: Any) -> None:
+        width = min(shutil.get_terminal_size().columns - 2, 100)
+        super().__init__(prog, max_help_position=30, width=width, **settings)
 
 
 def add_command(
@@ -106,15 +162,14 @@ def add_command(
 ) -> None:
     """Fill a subcommand's parser: what runs it, its arguments, and text with lines of its own behind them."""
     parser.set_defaults(run=run)
-    if epilog:
-        parser.epilog, parser.formatter_class = epilog, argparse.RawDescriptionHelpFormatter
+    parser.epilog = epilog or parser.epilog
     add_options(parser, *groups)
 
 
-JSON: Options = {"": [("--json", True, "print one JSON object for programs")]}
+JSON: Options = {"answer": [("--json", True, "print one JSON object for programs")]}
 
 
-HTML: Options = {"": [("--html", "OUT", "write the answer with its pictures as one file: .html (needs bokeh)")]}
+HTML: Options = {"answer": [("--html", "OUT", "write the answer with its pictures as one file: .html (needs bokeh)")]}
 
 
 def write_page(options: argparse.Namespace, draw: str = "", *answers: Any) -> None:
@@ -139,11 +194,11 @@ QUIET_S, _BEAT_S = 2.0, 0.5
 
 def list_forms(rows: str, flag: str = "--output") -> Options:
     """Return the forms of output under a flag; ``rows``: what the rows of a table are."""
-    text = f"how to print: as text, one JSON object with all there is, or {rows} as CSV or Parquet (default: table)"
+    text = f"how to print: table, json (all there is), or {rows} as csv or parquet (default: table)"
     json_form = {"dest": "form", "action": "store_const", "const": "json"}
     return {
-        "": (
-            (flag, FORMS, text, {"dest": "form", "default": "table"}),
+        "answer": (
+            (flag, FORMS, text, {"dest": "form", "default": "table", "metavar": "FORM"}),
             ("--json", None, f"the same as {flag} json", json_form),
         )
     }
@@ -180,7 +235,7 @@ def check_output(flag: str, path: str | None, endings: tuple[str, ...]) -> None:
         raise InputError(f"{flag} {path}: no folder {Path(path).parent}", fix="create the folder first")
 
 
-EXPLAIN: Options = {"": (("--explain", True, "print every warning, and all that lies behind the answer"),)}
+EXPLAIN: Options = {"answer": (("--explain", True, "print every warning, and all that lies behind the answer"),)}
 _MOST_WARNINGS = 3
 _OF_CONFIDENCE = "is uncalibrated, not measured"
 """In warnings that repeat what the word of confidence says."""

@@ -9,16 +9,19 @@ from trioflow.base.errors import InputError
 from trioflow.base.plan_row import BUCKETED
 from trioflow.base.units import BYTES_PER_MIB, format_bytes, format_time
 from trioflow.cli.answer import DAY_S
-from trioflow.cli.choices import DRAWS, GPUS, INTER_NODES, ROUTING, RUN, apply_gpus, list_inter_node, list_model_options
-from trioflow.cli.output import EXPLAIN, add_command, format_table, list_forms, print_warnings, write_output
+from trioflow.cli.choices import DRAWS, GPUS, INTER_NODES, ROUTING, RUN, apply_gpus, list_given, list_model_options
+from trioflow.cli.output import EXPLAIN, add_command, format_table, list_flags, list_forms, print_warnings, write_output
+from trioflow.network.inter_node import INTER_NODE
 from trioflow.parallel.memory.survival import DOUBTED
 from trioflow.parallel.plan import BUCKET_BYTES
-from trioflow.prediction.options import SORTS, STEP_WORDS
+from trioflow.prediction.options import SORTS, STEP_WORDS, Options
 from trioflow.sweeps.search import SearchResult, Watch, search
 
 _SHOWN_REASONS = 5
 _FATES = ("plans", "refused", "out_of_memory", "slower", "simulated")
 """Of a kind of plan: how many there are, and what became of them."""
+_ASSUMED = ("cost_model", "override", "routing", "draws", "seed", *STEP_WORDS, *INTER_NODE)
+"""Arguments that are assumptions."""
 _BAR = 24
 """Characters of a progress bar."""
 
@@ -69,7 +72,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         ROUTING,
         INTER_NODES,
         DRAWS,
-        {"": (("--cost-model", "MODEL", "as for simulate"), ("--override", "CSV", "as for simulate"))},
+        {"": list_flags(Options, "cost_model", "override")},
         EXPLAIN,
         list_forms("the plans shown"),
     )
@@ -108,17 +111,11 @@ def _find_plans(options: argparse.Namespace) -> SearchResult:
         top=options.top,
         price_per_gpu_hour=options.price_per_gpu_hour,
         power_w=options.power_w,
-        cost_model=options.cost_model,
-        override=options.override,
         tokens=options.tokens,
         watch=show_progress(options),
-        routing=options.routing,
         sort=options.sort,
-        draws=options.draws,
-        seed=options.seed,
         jobs=jobs,
-        **{name: getattr(options, name) for name in STEP_WORDS},
-        **list_inter_node(options),
+        **list_given(options, _ASSUMED),
     )
 
 

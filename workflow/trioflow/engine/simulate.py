@@ -22,7 +22,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow import tables
-from trioflow.base.arguments import settle_fields
+from trioflow.base.arguments import Flag, declare, documented, settle_fields
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.compiled.run import is_repaid, run_program, supports
 from trioflow.engine.exchanges import Plan, make_exchanges
@@ -56,7 +56,7 @@ from trioflow.network.algorithms.catalogue import Algorithms
 from trioflow.network.collectives import Bound, CollectiveCost
 from trioflow.network.fair_share import FairShareNetwork, FlowShape, compute_max_min_rates
 from trioflow.network.message_planner import Chunks, CollectiveMessages, CollectiveRounds
-from trioflow.network.networks import DEFAULT_NETWORK, AnyNetwork, ContentionFreeNetwork, make_network
+from trioflow.network.networks import DEFAULT_NETWORK, NETWORKS, AnyNetwork, ContentionFreeNetwork, make_network
 from trioflow.parallel.folded import Fold, FoldedTaskGraph
 from trioflow.parallel.task_graph import TaskGraph
 
@@ -354,50 +354,47 @@ ENGINES = ("auto", "compiled", "reference")
 """Engines by name; all give the same bits."""
 
 
+@documented
 @dataclass(frozen=True)
 class SimulationOptions:
-    """How a task graph is simulated.
+    """How a task graph is simulated."""
 
-    Attributes
-    ----------
-    compute_scale : float or sequence of float
-        Factor on the durations of compute, memcpy and host tasks: one for
-        all, or one for each rank of the platform.
-    communication_scale : float
-        Factor on every communication time.
-    network : str
-        How flows share links: see ``networks.find_network``.
-    engine : {"auto", "compiled", "reference"}
-        Which engine runs it; auto takes the one that answers first. Both give
-        the same bits.
-    algorithms : str or mapping of str to str, optional
-        Algorithm of each collective, or one for all but sends: see
-        ``message_planner.MessagePlanner``. Such a collective is simulated
-        message by message. Without one, in the graph's plan neither, it is a
-        flow between every two neighbours, from its start to its end.
-    chunks : Chunks, optional
-        Pieces that each message of an algorithm is cut into; the plan's, else
-        one, unless given.
-    aggregate : bool
-        Whether a collective of an algorithm may be one event where that
-        changes no bit of the result; see ``aggregate_program``.
-    record_links : bool
-        Whether to keep what crossed the links, and when; only of trioflow's
-        networks ``fair_share`` and ``contention_free``. No ranks are folded then.
-    fold : bool
-        Whether ranks that the plan makes identical are executed once, where
-        that changes no bit of the times; see ``folding``.
-    """
-
-    compute_scale: float | Sequence[float] = 1.0
-    communication_scale: float = 1.0
-    network: str = DEFAULT_NETWORK
-    engine: str = "auto"
-    algorithms: Algorithms | None = None
-    chunks: Chunks | None = None
-    aggregate: bool = True
-    record_links: bool = False
-    fold: bool = True
+    compute_scale: float | Sequence[float] = declare(
+        "factor on the durations of compute, memcpy and host tasks: one for all, or one for each rank of the platform",
+        1.0,
+    )
+    communication_scale: float = declare("factor on every communication time", 1.0)
+    network: str = declare(
+        f"how messages share links: {', '.join(NETWORKS)}, or one that a package registers, such as circuit",
+        DEFAULT_NETWORK,
+        Flag("NAME"),
+    )
+    engine: str = declare(
+        "which engine runs it: auto (the one that answers first), compiled or reference; both give the same bits",
+        "auto",
+    )
+    algorithms: Algorithms | None = declare(
+        "algorithm of each collective, or one for all but sends: see ``message_planner.MessagePlanner``. Such a collective"
+        " is simulated message by message. Without one, in the graph's plan neither, it is a flow between every two"
+        " neighbours, from its start to its end",
+        None,
+    )
+    chunks: Chunks | None = declare(
+        "pieces that each message of an algorithm is cut into; the plan's, else one, unless given", None
+    )
+    aggregate: bool = declare(
+        "whether a collective of an algorithm may be one event where that changes no bit of the result", True
+    )
+    record_links: bool = declare(
+        "whether to keep what crossed the links, and when; only of trioflow's networks ``fair_share`` and"
+        " ``contention_free``. Every rank is simulated then",
+        False,
+    )
+    fold: bool = declare(
+        "simulate every rank, also where ranks do the same and simulating them once is exact",
+        True,
+        Flag(name="--no-fold"),
+    )
 
     def __post_init__(self) -> None:
         settle_fields(self)

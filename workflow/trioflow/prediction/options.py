@@ -10,16 +10,22 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from trioflow.base.arguments import Flag, declare, documented
 from trioflow.base.errors import InputError
+from trioflow.base.precision_recipes import DEFAULT_RECIPE, RECIPE_NAMES
+from trioflow.base.settings import OPTIMIZERS
+from trioflow.costmodel.operators.methods import UNFITTED
 from trioflow.costmodel.spread import Spread, check_draws
 from trioflow.costmodel.steps import NONE, RATIO, TIMER, Anchoring
 from trioflow.engine.simulate import SimulationOptions
 from trioflow.network.collectives import CollectiveCost
-from trioflow.network.inter_node import INTER_NODE, Bandwidth
+from trioflow.network.inter_node import INTER_NODE, TCP_BYTES_PER_S, Bandwidth
 from trioflow.parallel.plan import Stages
-from trioflow.parallel.schedules.table import TRAIN, Schedule
+from trioflow.parallel.schedules.table import MODES, TRAIN, Schedule
+from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.splits.routing import BALANCED
 from trioflow.parallel.task_graph import TaskGraph
+from trioflow.trace.language.sizes import ATTENTIONS, FUSIONS, LOSSES
 
 _NAMED = 8
 
@@ -97,102 +103,163 @@ STEP_WORDS = (
 """What may be asked of a language model's step."""
 
 
+@documented
 @dataclass(frozen=True)
 class Options(SimulationOptions):
-    """Assumptions of a prediction; the fields of ``SimulationOptions`` are its first ones.
+    """Assumptions of a prediction; the fields of ``SimulationOptions`` are its first ones."""
 
-    Attributes
-    ----------
-    cost_model : str or path, optional
-        A file, a shipped model's name, or one of ``methods.UNFITTED``; chosen for the platform's
-        device by default.
-    override : str or path, optional
-        CSV file of operator times from elsewhere.
-    collectives : str, path or CollectiveCost, optional
-        A model of collectives, its file or a shipped folder's name, or ``CLOSED_FORM``; the
-        platform's measured ones by default.
-    anchor : {"timer", "ratio", "none", "session"}
-        How the trace's operators are brought to a measured step: the first three as in
-        ``steps.anchor_step``. session: as timer, and then to the single-rank steps of the
-        session that measured the workload on this machine; see ``step.SessionAnchor``.
-    anchor_band : tuple of float, optional
-        80 % interval of a whole step predicted from its operators, relative to the step; the
-        shipped one by default.
-    session : str or path, optional
-        ``session.json`` of the session; by default the workload's in this folder.
-    stages : sequence of sequence of str or str, optional
-        Units of each pipeline stage, or how to balance them.
-    schedule : Schedule, optional
-        Actions of the pipeline's ranks; the plan's own schedule by default.
-    mode : str
-        One of ``schedules.table.MODES``: what of the step runs.
-    last_batch : bool
-        Whether the batch is what is left of a data set.
-    interval : bool
-        Whether the ends of the 80 % interval are simulated too, which takes three times as long.
-    as_traced : bool
-        Whether traces are programs of ranks of a parallel run, and run as they are: no plan is made.
-    memory : bool
-        Whether the peaks of memory are worked out too; 0 without.
-    sequence : int, optional
-        Tokens of a sample, where a language model's name or configuration stands for a trace.
-    precision, attention, fusion, cuda_graphs, deterministic, loss, optimizer, freeze, lora, lora_targets, lora_dropout : optional
-        Of such a model's step: see ``trace.language.sizes.LanguageStep``.
-    routing : str
-        How a router spreads tokens over experts: balanced, consecutive, ``power:EXPONENT`` (drawn by the seed), or a file of
-        shares; see ``parallel.splits.routing``.
-    inter_node_bandwidth, inter_node_latency_s, inter_node_bytes : optional
-        What was measured between nodes, instead of the platform's own: see ``network.inter_node.open_platform``.
-    operator_scales : sequence of (str, float)
-        What if operators whose name fits a pattern took a factor as long.
-    slow_ranks : sequence of (int, float)
-        What if a rank's compute took a factor as long.
-    draws, seed : int
-        How often the step is drawn from the spread of its times, and by which numbers: the same
-        seed gives the same ranks and micro-batches, whatever the plan.
-    spread : Spread, optional
-        That spread; by default the shipped one of the platform's kind of device.
-    """
-
-    cost_model: str | Path | None = None
-    override: str | Path | None = None
-    collectives: str | Path | CollectiveCost | None = None
-    anchor: str = TIMER
-    anchor_band: tuple[float, float] | None = None
-    session: str | Path | None = None
-    stages: Stages = None
-    schedule: Schedule | None = None
-    mode: str = TRAIN
-    last_batch: bool = False
-    interval: bool = True
-    as_traced: bool = False
-    memory: bool = True
-    sequence: int | None = None
-    precision: str | None = None
-    attention: str | None = None
-    fusion: str | None = None
-    cuda_graphs: bool | None = None
-    deterministic: bool | None = None
-    freeze: str | None = None
-    lora: int | None = None
-    lora_targets: str | None = None
-    lora_dropout: float | None = None
-    loss: str | None = None
-    optimizer: str | None = None
-    routing: str = BALANCED
-    inter_node_bandwidth: Bandwidth | None = None
-    inter_node_latency_s: float | None = None
-    inter_node_bytes: float | None = None
-    operator_scales: Sequence[tuple[str, float]] = ()
-    slow_ranks: Sequence[tuple[int, float]] = ()
-    draws: int = 0
-    seed: int = 0
-    spread: Spread | None = None
+    cost_model: str | Path | None = declare(
+        f"operator cost model: a file of `trioflow fit`, a shipped one by name, or {' or '.join(UNFITTED)} (a baseline);"
+        " unless given the one of the platform's device",
+        None,
+        Flag("MODEL"),
+    )
+    override: str | Path | None = declare(
+        "operator times from elsewhere, at the trace's sizes: a CSV file with the columns name, time_us and, where needed,"
+        " phase and input_shapes",
+        None,
+        Flag("CSV"),
+    )
+    collectives: str | Path | CollectiveCost | None = declare(
+        f"collective cost model: a file of `trioflow fit-collectives`, a shipped one by name, or {CLOSED_FORM} (the ring's,"
+        " over the links); unless given what was measured on the platform",
+        None,
+        Flag("MODEL"),
+    )
+    anchor: str = declare(
+        "how operators that were timed one by one meet a measured step: timer (the timer is taken off each), ratio (one"
+        f" factor), none, or {SESSION} (calibrated to the single-rank steps of the session that measured the workload here)",
+        TIMER,
+        Flag("HOW"),
+        enum=ANCHORS,
+    )
+    anchor_band: tuple[float, float] | None = declare(
+        "80 % interval of a whole step predicted from its operators, relative to the step; unless given the shipped one",
+        None,
+    )
+    session: str | Path | None = declare(
+        f"session.json of --anchor {SESSION}; unless given the workload's, measured by `make reproduce` in this folder",
+        None,
+        Flag("FILE"),
+    )
+    stages: Stages = declare(
+        f"pipeline stages: balanced by {' or '.join(BALANCES)} of layers, or a file with a line of units for each stage",
+        None,
+        Flag("HOW|FILE"),
+    )
+    schedule: Schedule | None = declare("actions of the pipeline's ranks; unless given the plan's own schedule", None)
+    mode: str = declare(f"what of the step runs: {', '.join(MODES)}", TRAIN, Flag("WHAT"), enum=MODES)
+    last_batch: bool = declare(
+        "the batch is the last of a data set: replicas that cannot share it evenly repeat samples", False
+    )
+    interval: bool = declare(
+        "whether the ends of the 80 % interval are simulated too, which takes three times as long", True
+    )
+    as_traced: bool = declare(
+        "run the programs of ranks that the traces hold, as they are: no plan; --ranks where they do not depend on it",
+        False,
+    )
+    memory: bool = declare("whether the peaks of memory are estimated too; 0 without", True)
+    sequence: int | None = declare("tokens per sample", None, Flag("N", usual=True), minimum=1)
+    precision: str | None = declare(
+        f"precision recipe of weights, gradients, optimizer and compute; {DEFAULT_RECIPE} unless given. One of"
+        f" {', '.join(RECIPE_NAMES)}",
+        None,
+        Flag("RECIPE", usual=True),
+    )
+    attention: str | None = declare(
+        f"attention kernel: {', '.join(ATTENTIONS)}. flash is what PyTorch's operator runs (FlashAttention 2, cuDNN's on"
+        " Blackwell), fused-softmax and eager keep the scores; unless given cudnn for Megatron's recipes, flash2 for nanotron's, else flash",
+        None,
+        Flag("KERNEL"),
+        enum=ATTENTIONS,
+    )
+    fusion: str | None = declare(
+        f"fused kernels: {', '.join(FUSIONS)}. eager fuses nothing that PyTorch runs alone; compile, liger and flash-attn"
+        " what these fuse; layers Megatron Core's layers; gradients these and GEMMs that add to main gradients; unless"
+        " given as the recipe's framework does",
+        None,
+        Flag("KIND"),
+        enum=FUSIONS,
+    )
+    cuda_graphs: bool | None = declare(
+        "the host launches a block's forward, and its backward, as one CUDA graph each", None
+    )
+    deterministic: bool | None = declare(
+        "attention adds its gradients in a fixed order, which makes its backward slower", None
+    )
+    freeze: str | None = declare(
+        "parameters or modules that do not train, such as 'model.embed_tokens' or '*.mlp', commas between",
+        None,
+        Flag("PATTERN"),
+    )
+    lora: int | None = declare(
+        "LoRA: freeze the model and train adapters of rank R beside linear layers, as PEFT does",
+        None,
+        Flag("R", usual=True),
+    )
+    lora_targets: str | None = declare(
+        "layers with adapters: q,k,v,o,gate,up,down or all-linear; unless given PEFT's, q and v", None, Flag("NAMES")
+    )
+    lora_dropout: float | None = declare("share that adapters drop of their input; 0 unless given", None, Flag("SHARE"))
+    loss: str | None = declare(
+        f"cross-entropy: {', '.join(LOSSES)}. eager computes it of logits cast to fp32, fused in one kernel each way,"
+        " chunked with the LM head's GEMM a piece at a time; unless given as fusion fuses it",
+        None,
+        Flag("KIND"),
+        enum=LOSSES,
+    )
+    optimizer: str | None = declare(
+        "optimizer of a language model: one kernel for all parameters (-fused), a pass for each term over all of them"
+        " (-foreach), or parameter by parameter; adamw-fused unless given",
+        None,
+        Flag("NAME"),
+        enum=OPTIMIZERS,
+    )
+    routing: str = declare(
+        "how tokens are spread over experts: balanced, consecutive (gates of benchmarks), power:EXPONENT (a bound, drawn by"
+        " seed), or a file of each expert's share",
+        BALANCED,
+        Flag("HOW"),
+    )
+    inter_node_bandwidth: Bandwidth | None = declare(
+        "the network between nodes as measured: bus bandwidth of large messages as nccl-tests prints it, all network cards"
+        " of a node together [bytes/s], such as 12.5e9."
+        " all_gather=27e9,all_reduce=52e9 for each collective; or tcp: NCCL fell back to TCP sockets,"
+        f" {TCP_BYTES_PER_S / 1e9:g} GB/s for each network card as measured on a cluster; unless given what is known of the"
+        " platform",
+        None,
+        Flag("B"),
+    )
+    inter_node_latency_s: float | None = declare(
+        "the same network: from a GPU to its counterpart in the next node [s]", None, Flag("S", "--inter-node-latency")
+    )
+    inter_node_bytes: float | None = declare(
+        "size of the messages whose bandwidth was measured over as many nodes as the job has [bytes], such as 256e6: where"
+        " links are faster, each step of a collective takes the rest, whatever its size",
+        None,
+        Flag("S"),
+    )
+    operator_scales: Sequence[tuple[str, float]] = declare(
+        "what if operators took F times as long: a name, or a pattern such as '*attention*'; may come several times",
+        (),
+        Flag("NAME F", "--scale-operator"),
+    )
+    slow_ranks: Sequence[tuple[int, float]] = declare(
+        "what if a rank computed F times as long; may come several times", (), Flag("RANK F", "--slow-rank")
+    )
+    draws: int = declare(
+        "simulate the step K times with jitter: each rank, micro-batch and exchange drawn apart, as real ones vary",
+        0,
+        Flag("K"),
+    )
+    seed: int = declare(
+        "seed of what is drawn: with the same one, plans are compared on the same ranks and micro-batches", 0, Flag("N")
+    )
+    spread: Spread | None = declare("that jitter; unless given the shipped one of the platform's kind of device", None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.anchor not in ANCHORS:
-            raise InputError(f"unknown anchor {self.anchor!r}", fix=f"use {', '.join(ANCHORS)}")
         if self.session is not None and self.anchor != SESSION:
             raise InputError(f"a session was given with the anchor {self.anchor!r}", fix=f"use anchor {SESSION}")
         check_draws(self.draws, self.seed)

@@ -123,7 +123,7 @@ def _plan_parameters() -> dict[str, dict[str, Any]]:
     found = {}
     for column in fields(Plan):
         if column.name in PLAN_COLUMNS:
-            entry = {"type": _TYPES[hints[column.name]], **column.metadata}
+            entry = {"type": _TYPES[hints[column.name]], **column.metadata["schema"]}
             found[column.name] = {**entry, **_CHANGED.get(column.name, {})}
     return found
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from trioflow.base.arguments import declare
 from trioflow.base.errors import PlanError, TableError
 from trioflow.base.experiments import row_schema
-from trioflow.base.plan_row import Plan, declare_cell
+from trioflow.base.plan_row import Plan
 from trioflow.base.settings import NOTHING, read_cells, read_rows, suggest_name
 from trioflow.base.shipped import read_own_records, read_own_table
 
@@ -24,24 +25,24 @@ _SOME = "^(?!-$)."
 class PublishedRow:
     """One public measured step."""
 
-    case: str = declare_cell("name of the case", pattern=_SOME)
-    set: str = declare_cell("cases that are averaged together", pattern=_SOME)
-    workload: str = declare_cell("model that was trained", pattern=_SOME)
-    traces: tuple[str, ...] = declare_cell("rows of imports.tsv that the prediction starts from, comma between")
-    platform: str = declare_cell(
+    case: str = declare("name of the case", pattern=_SOME)
+    set: str = declare("cases that are averaged together", pattern=_SOME)
+    workload: str = declare("model that was trained", pattern=_SOME)
+    traces: tuple[str, ...] = declare("rows of imports.tsv that the prediction starts from, comma between")
+    platform: str = declare(
         "platform that was measured: a shipped one's name, or a file beside this table", pattern=_SOME
     )
-    gpu: str = declare_cell("sheet of the measured GPU", pattern=_SOME)
-    plan: str = declare_cell("single, ddp, tp or a pipeline schedule", pattern=_SOME)
-    ranks: int = declare_cell("GPUs", minimum=1)
-    micro_batches: int = declare_cell("pieces that a pipeline cuts a batch into; 0 without one", minimum=0)
-    batch: int = declare_cell("samples of the whole step", minimum=1)
-    mode: str = declare_cell("what the measured time spans", pattern=_SOME)
-    measured: str = declare_cell(
+    gpu: str = declare("sheet of the measured GPU", pattern=_SOME)
+    plan: str = declare("single, ddp, tp or a pipeline schedule", pattern=_SOME)
+    ranks: int = declare("GPUs", minimum=1)
+    micro_batches: int = declare("pieces that a pipeline cuts a batch into; 0 without one", minimum=0)
+    batch: int = declare("samples of the whole step", minimum=1)
+    mode: str = declare("what the measured time spans", pattern=_SOME)
+    measured: str = declare(
         "file of the public data that holds the measured time, or 'throughput of' a GPU of the shipped table",
         pattern=_SOME,
     )
-    changes: str = declare_cell("what else differs between trace and measurement; - for nothing")
+    changes: str = declare("what else differs between trace and measurement; - for nothing")
 
     def __post_init__(self) -> None:
         if self.changes in NOTHING:
