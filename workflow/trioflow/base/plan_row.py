@@ -163,8 +163,7 @@ class Plan:
         minimum=1,
     )
     expert: int = declare(
-        "expert-parallel degree: data-parallel ranks that share the experts of a layer; they are among D, not further"
-        " ranks",
+        "expert-parallel degree, among the D data-parallel ranks. They share the experts of a layer",
         1,
         Flag("E", "--expert-parallel", True),
         minimum=1,
@@ -184,7 +183,7 @@ class Plan:
         pattern=NAME,
     )
     sequence_parallel: bool = declare(
-        "sequence parallelism (SP): tensor-parallel ranks also share what lies between split layers, by tokens",
+        "sequence parallelism (SP) of tensor-parallel ranks. What lies between split layers is shared too, by tokens",
         False,
         Flag(usual=True),
     )

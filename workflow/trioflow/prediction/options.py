@@ -194,7 +194,7 @@ class Options(SimulationOptions):
         Flag("PATTERN"),
     )
     lora: int | None = declare(
-        "LoRA: freeze the model and train adapters of rank R beside linear layers, as PEFT does",
+        "LoRA: train adapters of rank R alone. They stand beside linear layers, as PEFT's; the model is frozen",
         None,
         Flag("R", usual=True),
     )
