@@ -11,7 +11,7 @@ from judged import read_or_make
 from trioflow import tables
 from trioflow.report.scores import share_in_order
 from trioflow_evaluation.vtrain.data import check_composition, read_all_reduces, read_iteration_times
-from trioflow_evaluation.vtrain.judge import IN_PLACE, LEFT_OUT, leave_out, leave_out_ridge, number_groups
+from trioflow_evaluation.vtrain.judge import IN_PLACE, LEFT_OUT, leave_out, number_groups, predict_ridge
 from trioflow_evaluation.vtrain.model import FORMS, StepModel
 
 REACHED = {"vtrain-a100": (0.055, 0.95), "vtrain-a100-plans": (0.055, 0.95)}
@@ -44,7 +44,7 @@ def judged(mirror: Path, rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
                 "low_s": found.low_s,
                 "high_s": found.high_s,
                 "oracle_s": found.anchored_s,
-                "regression_s": leave_out_ridge(rows, groups),
+                "regression_s": predict_ridge(rows, groups),
                 "measured_s": rows["measured_s"],
             }
         )

@@ -14,6 +14,7 @@ Least squares of the fits: signs, equal columns, near ties.
 """
 
 import json
+import sys
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -24,9 +25,10 @@ import pytest
 from trioflow import tables
 from trioflow.base import plugins
 from trioflow.base.errors import InputError, PlatformError, TableError
+from trioflow.cli import main
 from trioflow.costmodel.features import base_class, class_of_name, classify, convolution_kind, feature_matrix
 from trioflow.costmodel.interface import ENTRY_POINTS, OperatorModel, TraceLike, find_operator_model
-from trioflow.costmodel.least_squares import choose_least, rounded, solve_nonnegative
+from trioflow.costmodel.least_squares import choose_least, rounded, solve_nonnegative, split_groups
 from trioflow.costmodel.operators import products
 from trioflow.costmodel.operators.class_curves import collect_rows, pair_rows
 from trioflow.costmodel.operators.methods import (
@@ -693,3 +695,19 @@ def test_near_ties_go_to_the_earlier() -> None:
     assert choose_least([1.0, 0.9]) == 1
     assert choose_least([1.0, 0.9, 0.8999]) == 1
     assert rounded(1 / 3, 3) == 0.333
+
+
+def test_a_fit_without_scikit_learn_says_what_to_install_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.model_selection", None)
+    assert main(["fit", "gpt2-tiny-b8", "-o", str(tmp_path / "model.json")]) == 2
+    said = capsys.readouterr().err
+    assert "fits need scikit-learn" in said and "[fit]" in said
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_lone_group_is_known_and_left_out():
+    (known, left_out), *more = split_groups(np.zeros(3))
+    assert not more and known.tolist() == left_out.tolist() == [0, 1, 2]
+    splits = [(known.tolist(), left.tolist()) for known, left in split_groups(np.array(["b", "a", "b"]))]
+    assert splits == [([0, 2], [1]), ([1], [0, 2])]

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow.costmodel.features import FEATURES, Floats
-from trioflow.costmodel.least_squares import rounded
+from trioflow.costmodel.least_squares import rounded, split_groups
 from trioflow.costmodel.operators.class_curves import (
     ANY,
     IDENTITY,
@@ -126,13 +126,10 @@ def hold_out(rows: pd.DataFrame, form: str | Fit) -> HeldOut:
     if groups.nunique() < 2:
         groups, basis = rows.groupby(["workload", *IDENTITY]).ngroup() % FOLDS, LEFT_OUT_OPERATORS
     predicted = np.zeros(len(rows))
-    for name in sorted(groups.unique()):
-        left_out = (groups == name).to_numpy()
-        kept = rows[~left_out]
-        # A lone operator has nothing else to be predicted from.
-        known = kept if len(kept) else rows
-        curves = fit_class_curves(known, form) if isinstance(form, str) else form(known, rows[left_out])
-        predicted[left_out] = predict_rows(curves, rows[left_out])
+    for kept, left_out in split_groups(groups.to_numpy()):
+        known, judged = rows.iloc[kept], rows.iloc[left_out]
+        curves = fit_class_curves(known, form) if isinstance(form, str) else form(known, judged)
+        predicted[left_out] = predict_rows(curves, judged)
     held = rows.assign(held_out_s=predicted)
     return HeldOut(held, _rescale_pairs(held), basis)
 

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingRegressor
-from sklearn.model_selection import KFold
+from sklearn.model_selection import KFold, cross_val_predict
 from trioflow import tables
 from trioflow.base.units import BYTES_PER_GIB
 from trioflow.costmodel.intervals import COVERAGE
@@ -81,13 +81,9 @@ def predict_steps(cases: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
     if len(fitted):
         found[CONSTANT] = at_peak_s / float(fitted.median())
     if len(cases) >= FOLDS:
-        features, logs = (np.log2(cases[list(_TOLD)].to_numpy(np.float64) + 1), np.log(cases["measured_s"]))
-        trees_s = np.empty(len(cases))
-        for known, asked in KFold(FOLDS, shuffle=True, random_state=0).split(features):
-            model = HistGradientBoostingRegressor(random_state=0)
-            model.fit(features[known], logs.to_numpy()[known])
-            trees_s[asked] = np.exp(model.predict(features[asked]))
-        found[TREES] = trees_s
+        features = np.log2(cases[list(_TOLD)].to_numpy(np.float64) + 1)
+        trees, folds = HistGradientBoostingRegressor(random_state=0), KFold(FOLDS, shuffle=True, random_state=0)
+        found[TREES] = np.exp(cross_val_predict(trees, features, np.log(cases["measured_s"].to_numpy()), cv=folds))
     return found
 
 

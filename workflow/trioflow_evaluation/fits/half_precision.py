@@ -11,7 +11,7 @@ from trioflow.base.errors import InputError
 from trioflow.base.provenance import write_json
 from trioflow.costmodel.features import FEATURES, Floats
 from trioflow.costmodel.intervals import COVERAGE
-from trioflow.costmodel.least_squares import choose_least, rounded, solve_nonnegative
+from trioflow.costmodel.least_squares import choose_least, rounded, solve_nonnegative, split_groups
 from trioflow.costmodel.operators.curves import (
     NO_TILES,
     SHORTEST_S,
@@ -131,8 +131,7 @@ def _fit_attention_of(name: str, table: pd.DataFrame, ratio: float | None) -> At
     time_s = table["time_s"].to_numpy(np.float64)
     folds = table.groupby(["heads", "size"]).ngroup().to_numpy() % FOLDS
     held = np.zeros(len(table))
-    for fold in range(FOLDS):
-        known, left = folds != fold, folds == fold
+    for known, left in split_groups(folds):
         held[left] = terms[left] @ _solve(terms[known], time_s[known], ratio)
     low, high = np.quantile(np.log(time_s / held), COVERAGE)
     flop = 2 * batch * heads * sequence**2 * size
@@ -269,8 +268,7 @@ def _fit_products_of(rows: pd.DataFrame, sm_count: int, casts_on: DeviceSheet | 
     shapes = rows.groupby(["product_n", "product_k"]).ngroup()
     folds = shapes.to_numpy() % FOLDS
     held = np.zeros(len(rows))
-    for fold in range(FOLDS):
-        known, left = folds != fold, folds == fold
+    for known, left in split_groups(folds):
         given = work[known], time_s[known], cast[known], least_s[known]
         curve, cast_s = _fit_calls(*given, sm_count, start_s)
         held[left] = curve.predict(work[left]) + cast_s * cast[left]

@@ -197,26 +197,17 @@ NO_TIME_S = 1e-15
 _FIRST_DOUBLING, _LAST_DOUBLING, _PER_DOUBLING = 14, 34, 4
 
 
-def predict_ridge(rows: pd.DataFrame, known: Places) -> Floats:
-    """Return every row's step [s] by a quadratic ridge regression of logarithms of time on those of the sizes."""
-    logs = np.log2(rows[list(SIZES)].to_numpy(np.float64))
-    middle, spread = logs[known].mean(axis=0), logs[known].std(axis=0)
-    scaled = (logs - middle) / np.where(spread > 0, spread, 1.0)
-    first, second = np.triu_indices(len(SIZES))
-    columns = np.column_stack([np.ones(len(rows)), scaled, scaled[:, first] * scaled[:, second]])
-    mine = columns[known]
-    target = np.log(rows["measured_s"].to_numpy(np.float64)[known])
-    weights = np.linalg.solve(mine.T @ mine + _PENALTY * np.eye(mine.shape[1]), mine.T @ target)
-    return np.asarray(np.exp(columns @ weights), np.float64)
+def predict_ridge(rows: pd.DataFrame, groups: Places) -> Floats:
+    """Return every row's step [s] by a quadratic ridge regression on the sizes, all as logarithms, fitted without its group."""
+    from sklearn.linear_model import Ridge
+    from sklearn.model_selection import LeaveOneGroupOut, cross_val_predict
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 
-
-def leave_out_ridge(rows: pd.DataFrame, groups: Places) -> Floats:
-    """Return the same for each group of rows, fitted without it [s]."""
-    found = np.zeros(len(rows))
-    for group in np.unique(groups):
-        left = groups == group
-        found[left] = predict_ridge(rows, np.flatnonzero(~left))[left]
-    return found
+    model = make_pipeline(StandardScaler(), PolynomialFeatures(), Ridge(_PENALTY, fit_intercept=False))
+    sizes, steps_s = rows[list(SIZES)].to_numpy(np.float64), rows["measured_s"].to_numpy(np.float64)
+    found = cross_val_predict(model, np.log2(sizes), np.log(steps_s), groups=groups, cv=LeaveOneGroupOut())
+    return np.asarray(np.exp(found), np.float64)
 
 
 def sample_collectives(platform: PlatformCollectives, ranks: list[int]) -> AllReduceCurves:
@@ -315,7 +306,7 @@ def judge_rows(rows: pd.DataFrame, reduces: AllReduceCurves, checks: pd.DataFram
     for name, columns in LEFT_OUT.items():
         numbers, folds = number_groups(rows, columns), _describe_fold(rows, columns)
         judged = leave_out(model, numbers)
-        cases.append(_case_rows(rows, name, judged, leave_out_ridge(rows, numbers), analytical_s))
+        cases.append(_case_rows(rows, name, judged, predict_ridge(rows, numbers), analytical_s))
         parameters += [
             _parameter_rows(name, str(folds[numbers == number].iloc[0]), one.form, one.values)
             for number, one in judged.calibrations.items()

@@ -42,7 +42,6 @@ from trioflow_evaluation.vtrain.judge import (
     calibrate,
     judge_rows,
     leave_out,
-    leave_out_ridge,
     predict_analytically,
     predict_ridge,
     predict_uncalibrated,
@@ -446,13 +445,11 @@ def test_a_ridge_follows_a_power_law_and_sees_known_rows_alone() -> None:
     rows = make_rows(hidden=(512, 1024, 2048), layers=(4, 8, 16))
     law = 1e-6 * rows["hidden"] ** 1.5 * rows["layers"] * rows["micro_batches"]
     rows = rows.assign(measured_s=law)
-    known = np.flatnonzero(rows["layers"] != 8)
-    told = predict_ridge(rows, known)
-    assert told == pytest.approx(law.to_numpy(), rel=0.1)
-    spoilt = rows.assign(measured_s=np.where(rows["layers"] == 8, 77.0, law))
-    assert (predict_ridge(spoilt, known) == told).all()
-    groups = np.asarray(rows.groupby("layers").ngroup())
-    assert leave_out_ridge(rows, groups)[rows["layers"] == 8] == pytest.approx(told[rows["layers"] == 8])
+    groups, left_out = np.asarray(rows.groupby("layers").ngroup()), rows["layers"] == 8
+    predicted_s = predict_ridge(rows, groups)
+    assert predicted_s[left_out] == pytest.approx(law[left_out].to_numpy(), rel=0.1)
+    spoilt = rows.assign(measured_s=np.where(left_out, 77.0, law))
+    assert (predict_ridge(spoilt, groups)[left_out] == predicted_s[left_out]).all()
 
 
 def test_unfitted_models_grow_with_the_work() -> None:
