@@ -12,7 +12,7 @@
 
 // An option is not broken behind its hyphens.
 document.querySelectorAll("[role=main] code").forEach(function (code) {
-  code.innerHTML = code.innerHTML.replace(/(^|[\s(|])(--?[\w-]+)/g, '$1<span class="kept">$2</span>');
+  code.innerHTML = code.innerHTML.replace(/(^|[\s(|>])(--?[\w-]+)/g, '$1<span class="kept">$2</span>');
 });
 
 // Pages too long to be looked through open as their headings; the one that the address names is open.

@@ -15,6 +15,9 @@ from typing import Any
 
 from markdown.extensions.toc import slugify
 from mkdocs.structure.files import File, Files
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
 from trioflow import tables
 from trioflow.cli.main import COMMANDS, build_parser
 from trioflow.report.pages import FILES
@@ -76,6 +79,16 @@ def on_page_markdown(markdown: str, config: Any, **_: Any) -> str:
     for source, name in ELSEWHERE.items():
         markdown = markdown.replace(f"](../{source}", f"]({name}")
     return re.sub(r"\]\(([\w/]+)\.ipynb\)", r"](\1.md)", markdown)
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Colour code by its language: here, since the theme's own highlighting asks a server for its script."""
+
+    def colour(match: re.Match[str]) -> str:
+        text = highlight(html.unescape(match[3]), get_lexer_by_name(match[2]), HtmlFormatter(nowrap=True))
+        return f"{match[1]}{text}</code>"
+
+    return re.sub(r'(<code class="language-(sh|python|yaml|toml|json|xml)">)(.*?)</code>', colour, content, flags=re.DOTALL)
 
 
 def describe_notebook(path: Path) -> Iterator[str]:
