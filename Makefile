@@ -7,6 +7,7 @@
 # make test       the tests, without the slow tier; with it: make test TIER=
 # make lint       every check of form
 # make site       the documents as a site: build/site/index.html
+# make pictures   draw docs/figures of README and the tour again; needs chromium
 # make notebooks  execute docs/notebooks in place; one of them retrieves public data (docs/data.md)
 # make docs       write config/README.md and workflow/schemas/ again from their sources
 # make bench     measure speeds and write docs/bench.md
@@ -17,7 +18,7 @@
 # PYTHON=/path/to/python3 chooses the interpreter, ARGS="--cores 8" goes to Snakemake.
 
 .DEFAULT_GOAL := setup
-.PHONY: setup reproduce resume campaign test lint docs site notebooks bench publish release clean
+.PHONY: setup reproduce resume campaign test lint docs site pictures notebooks bench publish release clean
 
 # Compiled modules are kept: hundreds of processes start, and each would compile the library again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -85,6 +86,9 @@ build/%-tools/.stamp: envs/%.lock $(STAMP)
 
 site: build/site-tools/.stamp
 	PYTHONPATH=build/site-tools $(BIN)/python -m mkdocs build --quiet --strict --site-dir build/site
+
+pictures: $(STAMP)
+	$(BIN)/python docs/draw_pictures.py
 
 notebooks: build/notebooks-tools/.stamp
 	PYTHONPATH=$(CURDIR)/build/notebooks-tools $(BIN)/python docs/run_notebooks.py
