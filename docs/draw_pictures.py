@@ -89,7 +89,9 @@ def draw_healthy() -> Page:
         name: trioflow.predict("llama-3.1-8b", plan, platform, **more)
         for name, platform in (("as described", "p5-h100"), ("as measured", "p5-h100-slow"))
     }
-    return compare("Llama 3.1 8B, DP8 x TP8 on 64 H100", "The same plan on the cluster as described and as measured.", answers)
+    return compare(
+        "Llama 3.1 8B, DP8 x TP8 on 64 H100", "The same plan on the cluster as described and as measured.", answers
+    )
 
 
 def draw_compare_gpus() -> Page:
@@ -100,7 +102,9 @@ def draw_compare_gpus() -> Page:
 
 
 PICTURES: Mapping[str, Callable[[], Page]] = {
-    name.removeprefix("draw_"): made for name, made in list(globals().items()) if name.startswith("draw_") and name != "draw_parts"
+    name.removeprefix("draw_"): made
+    for name, made in list(globals().items())
+    if name.startswith("draw_") and name != "draw_parts"
 }
 
 

@@ -88,7 +88,9 @@ def on_page_content(content: str, **_: Any) -> str:
         text = highlight(html.unescape(match[3]), get_lexer_by_name(match[2]), HtmlFormatter(nowrap=True))
         return f"{match[1]}{text}</code>"
 
-    return re.sub(r'(<code class="language-(sh|python|yaml|toml|json|xml)">)(.*?)</code>', colour, content, flags=re.DOTALL)
+    return re.sub(
+        r'(<code class="language-(sh|python|yaml|toml|json|xml)">)(.*?)</code>', colour, content, flags=re.DOTALL
+    )
 
 
 def describe_notebook(path: Path) -> Iterator[str]:
