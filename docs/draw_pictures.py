@@ -42,13 +42,13 @@ def compare(title: str, verdict: str, answers: Mapping[str, Prediction]) -> Page
 
 
 def draw_answer() -> Page:
-    """An answer as it opens: where the step goes, and what fills the memory."""
+    """Draw an answer as it opens: where the step goes, and what fills the memory."""
     page = plot(predict("llama-3.1-8b", "fsdp", 64, "dgx-h100", fusion="compile", **LLAMA))
     return replace(choose(page, "Where the step goes", "What fills the memory"), facts=(), warnings=())
 
 
 def draw_which_plan() -> Page:
-    """Two plans side by side."""
+    """Draw two plans side by side."""
     same = {"sequence": 8192, "precision": "megatron-bf16", "batch": 128}
     degrees = {"data": 32, "tensor": 2, "sequence_parallel": True, "sharding": "distributed", "accumulate": 4}
     first, second = (
@@ -60,19 +60,19 @@ def draw_which_plan() -> Page:
 
 
 def draw_will_it_fit() -> Page:
-    """What fills the memory, and when."""
+    """Draw what fills the memory, and when."""
     page = plot(predict("llama-3.1-8b", "fsdp", 8, "dgx-h100", **LLAMA | {"batch": 8}))
     return replace(choose(page, "Memory over the step", "What fills the memory"), facts=(), warnings=())
 
 
 def draw_my_model() -> Page:
-    """The timeline of a captured model."""
+    """Draw the timeline of a captured model."""
     page = plot(predict("resnet50-b128", "ddp", 8, "dgx-h100"))
     return replace(choose(page, "When it runs"), facts=(), warnings=())
 
 
 def draw_my_cluster() -> Page:
-    """One plan on networks of several speeds."""
+    """Draw one plan on networks of several speeds."""
     rates = {"400 GB/s between nodes": 400e9, "100 GB/s": 100e9, "25 GB/s": 25e9, "TCP sockets": "tcp"}
     answers = {
         name: predict("llama-3.1-8b", "fsdp", 64, "dgx-h100", inter_node_bandwidth=rate, **LLAMA)
@@ -82,7 +82,7 @@ def draw_my_cluster() -> Page:
 
 
 def draw_healthy() -> Page:
-    """What a slow network does to a step, as `explain` finds it."""
+    """Draw what a slow network does to a step, as `explain` finds it."""
     plan = trioflow.make_plan(data=8, tensor=8, sequence_parallel=True, sharding="distributed")
     more = LLAMA | {"precision": "nanotron-bf16"}
     answers = {
@@ -95,7 +95,7 @@ def draw_healthy() -> Page:
 
 
 def draw_compare_gpus() -> Page:
-    """One plan on three GPUs."""
+    """Draw one plan on three GPUs."""
     platforms = {"A100": "dgx-a100", "H100": "dgx-h100", "H200": "dgx-h200"}
     answers = {name: predict("llama-3.1-8b", "fsdp", 64, platform, **LLAMA) for name, platform in platforms.items()}
     return compare("Llama 3.1 8B, FSDP on 64 GPUs", "8 nodes of 8 GPUs, 64 sequences of 8,192 tokens.", answers)
