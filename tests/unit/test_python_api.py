@@ -41,7 +41,7 @@ def test_the_python_of_each_page_runs_outside_the_repository(tmp_path):
     # Each in a namespace of its own, in one process: what it imports takes longer than what it says.
     told = run(f"for page in {pages!r}:\n    print(exec(page, {{}}), 'at its end')", tmp_path)
     for said in told.split("None at its end\n")[:-1]:
-        assert "Prediction of gpt2-tiny on cpu2-gloo: 2 ranks = 2 data" in said
+        assert "Prediction of gpt2-tiny on cpu2-gloo: DP2, mbs 16" in said
     assert told.count("None at its end") == len(PAGES)
     assert not list(tmp_path.iterdir())
 
