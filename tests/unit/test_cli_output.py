@@ -11,11 +11,12 @@ from dataclasses import fields
 
 import pandas as pd
 import pytest
+from trioflow.base.errors import group_warnings
 from trioflow.base.plan_row import Plan, name_flag
 from trioflow.cli import main
 from trioflow.cli.installation import write_completion
 from trioflow.cli.main import COMMANDS, build_parser
-from trioflow.cli.output import PlainStream, WaitSign, format_table, group_warnings
+from trioflow.cli.output import PlainStream, WaitSign, format_table
 from trioflow.prediction.options import Options
 
 SHOW = ["show", "gpt2-b8"]

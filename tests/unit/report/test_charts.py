@@ -8,8 +8,9 @@ import pytest
 import trioflow
 from bokeh.resources import Resources
 from trioflow.cli.main import main
+from trioflow.cli.scaling import read_counts
 from trioflow.prediction.breakdown import PARTS
-from trioflow.report.charts import Page, explain_gap, merge_tasks, plot
+from trioflow.report.charts import Page, explain_gap, merge_tasks, plot, plot_scaling, plot_search
 
 PLANS = {"ddp": trioflow.named_plan("ddp", 4), "1f1b": trioflow.named_plan("1f1b", 4, 4)}
 
@@ -88,6 +89,56 @@ def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture
     text = check_file(path)
     assert " ".join(["trioflow", *words]) in text
     assert answer["plan_text"] in text and '"name": "Figure"' in text
+
+
+def test_a_search_is_drawn_with_its_best_two_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "answer.html"
+    words = ["search", "llama-3.2-1b", "--sequence", "512", "--ranks", "4,8", "--batch", "16", "--platform", "dgx-h100"]
+    assert main([*words, "--top", "2", "--jobs", "1", "--html", str(path), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert "Why one plan is faster" in check_file(path)
+    page = plot_search(answer)
+    assert [chart.title for chart in page.charts] == [
+        "GPU-seconds of a step against time",
+        "Memory per GPU against time",
+    ]
+    drawn = page.charts[0].figure.renderers[0].data_source.data
+    assert drawn["y"].tolist() == [row["ranks"] * row["expected_s"] for row in answer["ranking"]]
+    assert (drawn["x"] / 1e3).tolist() == pytest.approx([row["step_time_s"] for row in answer["ranking"]])
+    assert answer["ranking"][0]["plan_text"] in page.verdict
+
+
+def test_scaling_answers_as_simulate_does_at_each_number_of_gpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, model = tmp_path / "answer.html", ["llama-3.2-1b", "--sequence", "512", "--platform", "dgx-h100"]
+    degrees = ["--tensor-parallel", "2", "--data-parallel", "1"]
+    assert main(["scaling", *model, *degrees, "--gpus", "3..4", "--json"]) == 2
+    assert "3 GPUs cannot be shared by replicas of 2" in capsys.readouterr().err
+    assert main(["scaling", *model, *degrees, "--gpus", "2..8", "--json", "--html", str(path)]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [row["ranks"] for row in answer["rows"]] == [2, 4, 8] and "tokens/s by GPUs" in check_file(path)
+    for row in answer["rows"]:
+        words = [*model, "--tensor-parallel", "2", "--data-parallel", str(row["ranks"] // 2), "--json"]
+        assert main(["simulate", *words]) == 0
+        one = json.loads(capsys.readouterr().out)
+        assert {key: one[key] for key in ("step_time_s", "low_s", "mfu")} == {
+            key: row[key] for key in ("step_time_s", "low_s", "mfu")
+        }
+    drawn = plot_scaling(answer).charts[0].figure.renderers[2].data_source.data
+    assert drawn["y"].tolist() == [row["tokens_per_s"] for row in answer["rows"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [("8..64", [8, 16, 32, 64]), ("24,8", [8, 24]), ("3..13", [3, 6, 12]), ("8..", None), ("0..4", None)],
+)
+def test_numbers_of_gpus_are_read(text: str, counts: list[int] | None) -> None:
+    if counts is None:
+        with pytest.raises(trioflow.TrioflowError, match="no numbers of GPUs"):
+            read_counts(text)
+    else:
+        assert read_counts(text) == counts
 
 
 def test_nothing_of_the_data_is_markup() -> None:

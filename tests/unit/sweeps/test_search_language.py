@@ -2,9 +2,9 @@ import json
 
 import pytest
 from few_facts import few_facts
+from trioflow.base.errors import group_warnings
 from trioflow.base.experiments import Plan
 from trioflow.cli.main import main
-from trioflow.cli.output import group_warnings
 from trioflow.cli.search import format_ranking
 from trioflow.prediction.assembly import predict
 from trioflow.sweeps.description import PLAN_COLUMNS

@@ -4,7 +4,8 @@ Every message is one sentence that names the file and the place and says what
 to do; the command prints it on standard error and exits with status 2.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -72,3 +73,30 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"did you mean {near[0]}? " if near else ""
+
+
+_SUBJECT = re.compile(r"^([a-z_]+) on ")
+"""An operation at the head of a warning about its group of ranks."""
+
+
+def group_warnings(warnings: Sequence[str]) -> list[str]:
+    """Return warnings in order, as one those that differ in their numbers, or in the operation at their head.
+
+    The first speaks for its group: its operations are named, and how many warnings are alike.
+    """
+    alike: dict[str, list[str]] = {}
+    for warning in warnings:
+        alike.setdefault(re.sub(r"\d+", "#", _SUBJECT.sub("", warning)), []).append(warning)
+    return [_join(group) for group in alike.values()]
+
+
+def _join(group: Sequence[str]) -> str:
+    found = [match[1] for warning in group if (match := _SUBJECT.match(warning))]
+    names = list(dict.fromkeys(found))
+    text = group[0]
+    if len(names) > 1:
+        text = f"{', '.join(names[:-1])} and {names[-1]} on {_SUBJECT.sub('', text)}"
+        if len({_SUBJECT.sub("", warning) for warning in group}) > 1:
+            text += f" (numbers of {names[0]})"
+    more = len(set(group)) - max(len(names), 1)
+    return f"{text} (and {more} more like it)" if more > 0 else text

@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
-from trioflow.base.errors import InputError
+from trioflow.base.errors import InputError, group_warnings
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
 """What moves a terminal's cursor, colours it or turns its text round; line ends and tabs do not."""
@@ -186,8 +186,6 @@ def write_page(options: argparse.Namespace, draw: str = "", *answers: Any) -> No
 
 
 FORMS = ("table", "json", "csv", "parquet")
-_SUBJECT = re.compile(r"^([a-z_]+) on ")
-"""An operation at the head of a warning about its group of ranks."""
 QUIET_S, _BEAT_S = 2.0, 0.5
 """How long a command may be silent on a terminal, and how often its sign is drawn again [s]."""
 
@@ -252,29 +250,6 @@ def print_warnings(warnings: Sequence[str], *, everything: bool = True) -> None:
         print(f"warning: {warning}", file=sys.stderr)
     if more := len(grouped) - len(shown):
         print(f"{more} more warning{'s' * (more > 1)}: --explain", file=sys.stderr)
-
-
-def group_warnings(warnings: Sequence[str]) -> list[str]:
-    """Return warnings in order, as one those that differ in their numbers, or in the operation at their head.
-
-    The first speaks for its group: its operations are named, and how many warnings are alike.
-    """
-    alike: dict[str, list[str]] = {}
-    for warning in warnings:
-        alike.setdefault(re.sub(r"\d+", "#", _SUBJECT.sub("", warning)), []).append(warning)
-    return [_join(group) for group in alike.values()]
-
-
-def _join(group: Sequence[str]) -> str:
-    found = [match[1] for warning in group if (match := _SUBJECT.match(warning))]
-    names = list(dict.fromkeys(found))
-    text = group[0]
-    if len(names) > 1:
-        text = f"{', '.join(names[:-1])} and {names[-1]} on {_SUBJECT.sub('', text)}"
-        if len({_SUBJECT.sub("", warning) for warning in group}) > 1:
-            text += f" (numbers of {names[0]})"
-    more = len(set(group)) - max(len(names), 1)
-    return f"{text} (and {more} more like it)" if more > 0 else text
 
 
 class WaitSign:

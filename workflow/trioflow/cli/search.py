@@ -10,7 +10,17 @@ from trioflow.base.plan_row import BUCKETED
 from trioflow.base.units import BYTES_PER_MIB, format_bytes, format_time
 from trioflow.cli.answer import DAY_S
 from trioflow.cli.choices import DRAWS, GPUS, INTER_NODES, ROUTING, RUN, apply_gpus, list_given, list_model_options
-from trioflow.cli.output import EXPLAIN, add_command, format_table, list_flags, list_forms, print_warnings, write_output
+from trioflow.cli.output import (
+    EXPLAIN,
+    HTML,
+    add_command,
+    format_table,
+    list_flags,
+    list_forms,
+    print_warnings,
+    write_output,
+    write_page,
+)
 from trioflow.network.inter_node import INTER_NODE
 from trioflow.parallel.memory.survival import DOUBTED
 from trioflow.parallel.plan import BUCKET_BYTES
@@ -74,6 +84,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         DRAWS,
         {"": list_flags(Options, "cost_model", "override")},
         EXPLAIN,
+        HTML,
         list_forms("the plans shown"),
     )
 
@@ -121,7 +132,11 @@ def _find_plans(options: argparse.Namespace) -> SearchResult:
 
 def _run_search(options: argparse.Namespace) -> None:
     """Search for plans and print the best."""
-    answer = _find_plans(options).to_dict()
+    write_page(options)
+    result = _find_plans(options)
+    answer = result.to_dict()
+    if options.html:
+        write_page(options, "plot_search", answer, *_predict_best(options, result))
     if write_output(options.form, answer, answer["ranking"]):
         return
     print_search(answer, everything=options.explain)

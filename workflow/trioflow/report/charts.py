@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow import __version__
-from trioflow.base.errors import InputError
+from trioflow.base.errors import InputError, group_warnings, how_to_install
 from trioflow.base.palette import BLUE, GREEN, GREY, ORANGE, PURPLE, SERIES_COLOURS, SKY, VERMILLION
 from trioflow.base.provenance import PACKAGE, atomic_path
 from trioflow.base.units import format_bytes, ns_to_s
@@ -37,10 +37,10 @@ try:
     from bokeh.resources import Resources
     from jinja2 import Environment, FileSystemLoader
 except ImportError:
-    raise InputError("pictures need bokeh", fix="pip install 'trioflow[ui]'") from None
+    raise InputError("pictures need bokeh", fix=how_to_install("ui")) from None
 
-_ROWS, _MOST_BARS, _MOST_CURVES = 32, 12_000, 6
-"""Rows of a timeline, its bars, and ranks whose memory is drawn, at most."""
+_ROWS, _MOST_BARS, _MOST_CURVES, _NAMED_PLANS = 32, 12_000, 6, 5
+"""Rows of a timeline, its bars, ranks whose memory is drawn, and plans of a search that are named, at most."""
 _LOOKS = {
     "forward": BLUE,
     "backward": SKY,
@@ -110,7 +110,14 @@ class Page:
         items = json.dumps(self.list_items()).replace("<", "\\u003c")
         drawn = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
         text: str = drawn.get_template(template).render(
-            page=self, items=items, library=library, look=read_look("css"), version=__version__, **known, **more
+            page=self,
+            warnings=group_warnings(self.warnings),
+            items=items,
+            library=library,
+            look=read_look("css"),
+            version=__version__,
+            **known,
+            **more,
         )
         return text
 
@@ -144,6 +151,54 @@ def plot(*predictions: Prediction, asked: str = "") -> Page:
     plans = [("plan A", first.title), ("plan B", others[0].title)] if others else []
     verdict = explain_gap(first, others[0])[0] if others else _judge(first)
     return Page(first.title, verdict, [*plans, *facts], charts, first.warnings, asked)
+
+
+def plot_search(answer: Mapping[str, Any], *predictions: Prediction, asked: str = "") -> Page:
+    """Return the page of a search: its plans by time, memory and cost; the best two side by side by their predictions."""
+    rows = pd.DataFrame(answer["ranking"])
+    title = f"Plans for {answer['workload']} on {join_words(map(str, answer['ranks']))} ranks of {answer['platform']}"
+    if rows.empty:
+        return Page(title, "No plan fits.", [], [], answer["warnings"], asked)
+    best = rows.iloc[0]
+    interval = write_range(best["low_s"], best["high_s"])
+    verdict = f"Of {answer['plans']} plans the best is {best['plan_text']}: a step takes {write_time(best['step_time_s'])}, with 80 % certainty {interval}."
+    facts = [(f"plan {place}", _describe_row(row)) for place, row in enumerate(answer["ranking"][:_NAMED_PLANS], 1)]
+    rows["gpu_s"] = rows["ranks"] * rows["expected_s"]
+    seen = [
+        ("gpu_s", "GPU-seconds of a step", 1.0),
+        ("cost_per_step", "cost of a step", 1.0),
+        ("peak_memory_bytes", "memory per GPU [GB]", _GIGA),
+    ]
+    known = [
+        one
+        for one in seen
+        if one[0] in rows and rows[one[0]].notna().all() and (one[0] != "gpu_s" or rows["ranks"].nunique() > 1)
+    ]
+    charts = [draw_front(rows, *one) for one in known]
+    if len(predictions) > 1:
+        charts += [draw_parts(dict(zip("AB", predictions, strict=False))), draw_gap(*predictions[:2])]
+    return Page(title, verdict, facts, charts, answer["warnings"], asked)
+
+
+def _describe_row(row: Mapping[str, Any]) -> str:
+    text = f"{row['plan_text']}: {write_time(row['step_time_s'])} ({write_range(row['low_s'], row['high_s'])})"
+    text += f", {row['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU" if "tokens_per_s_per_gpu" in row else ""
+    return text + (f", {row['fit_probability']:.0%} likely to fit" if row["fit_probability"] is not None else "")
+
+
+def plot_scaling(answer: Mapping[str, Any], asked: str = "") -> Page:
+    """Return the page of ``trioflow scaling``: throughput and MFU against GPUs."""
+    rows = pd.DataFrame(answer["rows"])
+    first, last = rows.iloc[0], rows.iloc[-1]
+    verdict = f"From {first['ranks']} to {last['ranks']} GPUs each keeps {last['efficiency']:.0%} of its throughput."
+    charts = [draw_scaling(rows, "rate", f"{answer['unit']}/s", linear=True)]
+    charts += (
+        [draw_scaling(rows, "mfu", "MFU")]
+        if rows["mfu"].notna().all()
+        else [draw_scaling(rows, "efficiency", "throughput per GPU")]
+    )
+    facts = [("plan", f"{first['plan_text']} to {last['plan_text']}"), ("confidence", str(last["confidence"]))]
+    return Page(f"{answer['workload']} on {answer['platform']}", verdict, facts, charts, answer["warnings"], asked)
 
 
 def plot_memory(answer: Mapping[str, Any], asked: str = "") -> Page:
@@ -266,6 +321,70 @@ def draw_gap(one: Prediction, other: Prediction) -> Chart:
     return Chart(
         "Why one plan is faster", text, drawn, legend, pd.DataFrame({"part": list(gaps), "b_less_a_s": gaps.values()})
     )
+
+
+def draw_front(rows: pd.DataFrame, column: str, label: str, unit: float = 1.0) -> Chart:
+    """Draw plans by the time of a step and what else they take; ``rows`` of a search's ranking."""
+    scale, second = _scale_time(float(rows["high_s"].max()))
+    colours = np.where(rows["crowded"], VERMILLION, np.where(rows["pareto"], BLUE, GREY))
+    source = ColumnDataSource(
+        {
+            "x": rows["step_time_s"] * scale,
+            "low": rows["low_s"] * scale,
+            "high": rows["high_s"] * scale,
+            "y": rows[column] / unit,
+            "colour": colours,
+            "plan": rows["plan_text"],
+            "place": [str(place) if place <= _NAMED_PLANS else "" for place in range(1, len(rows) + 1)],
+        }
+    )
+    drawn = new_figure(340, x_axis_label=f"time of a step [{second}]", y_axis_label=label)
+    drawn.segment("low", "y", "high", "y", color="colour", alpha=0.5, source=source)
+    dots = drawn.scatter("x", "y", size=11, color="colour", source=source)
+    drawn.text("x", "y", text="place", x_offset=6, y_offset=-5, text_font_size="12px", tags=["ink"], source=source)
+    _add_hover(drawn, dots, plan="@plan", time=f"@x{{0.000}} {second}", other=f"@y{{0.000}} {label}")
+    legend = {"worth choosing: no other is better in all": BLUE, "another is better": GREY, "may not fit": VERMILLION}
+    shown = {word: colour for word, colour in legend.items() if colour in colours}
+    names = [
+        "plan_text",
+        "ranks",
+        "step_time_s",
+        "low_s",
+        "high_s",
+        column,
+        "tokens_per_s_per_gpu",
+        "mfu",
+        "fit_probability",
+    ]
+    caption = "Each plan with its place and the 80 % interval of its step; the lower left is best."
+    numbers = rows[[name for name in dict.fromkeys(names) if name in rows]]
+    return Chart(f"{label[0].upper()}{label[1:].partition(' [')[0]} against time", caption, drawn, shown, numbers)
+
+
+def draw_scaling(rows: pd.DataFrame, column: str, label: str, *, linear: bool = False) -> Chart:
+    """Draw a rate against the number of GPUs with its 80 % interval; ``linear``: with what the first would give on more."""
+    ranks = rows["ranks"].to_numpy(float)
+    low, high = (rows[column] * rows["step_time_s"] / rows[end] for end in ("high_s", "low_s"))
+    axes = {"x_axis_type": "log", "y_axis_type": "log" if linear else "linear"}
+    drawn = new_figure(320, x_axis_label="GPUs", y_axis_label=label, **axes)
+    drawn.varea(ranks, low, high, fill_color=BLUE, fill_alpha=0.2)
+    drawn.line(ranks, rows[column], color=BLUE, line_width=2)
+    fits = rows["fit_probability"].isna() | (rows["fit_probability"] >= LIKELY)
+    colours = np.where(fits, BLUE, VERMILLION)
+    source = ColumnDataSource({"x": ranks, "y": rows[column], "colour": colours, "plan": rows["plan_text"]})
+    dots = drawn.scatter("x", "y", size=10, color="colour", source=source)
+    _add_hover(drawn, dots, GPUs="@x", plan="@plan", **{label.replace("/", "_per_"): "@y{0.000 a}"})
+    legend = {"predicted, with its 80 % interval": BLUE} | (
+        {} if fits.all() else {"does not fit the memory": VERMILLION}
+    )
+    if linear:
+        drawn.line(ranks, ranks / ranks[0] * rows[column].iloc[0], line_dash="dashed", tags=["ink"])
+    else:
+        drawn.y_range.start, drawn.y_range.end = 0, 1.1 * float(high.max())
+    drawn.xaxis.ticker = FixedTicker(ticks=ranks)
+    drawn.xaxis.major_label_overrides = {int(count): f"{int(count)}" for count in ranks}
+    caption = "The dashed line is what each GPU of the smallest run gives." if linear else "A level line loses nothing."
+    return Chart(f"{label} by GPUs", caption, drawn, legend, rows)
 
 
 def draw_timeline(prediction: Prediction) -> Chart:

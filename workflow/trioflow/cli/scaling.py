@@ -1,0 +1,124 @@
+"""``trioflow scaling``: throughput and MFU of a plan against the number of GPUs."""
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from trioflow.base.errors import InputError, PlanError
+from trioflow.base.units import format_time
+from trioflow.cli.choices import COLLECTIVES, NETWORK, WHAT_IF, add_plan_arguments, read_options
+from trioflow.cli.output import HTML, add_command, format_table, list_forms, print_warnings, write_output, write_page
+from trioflow.parallel.memory.survival import describe_probability
+from trioflow.parallel.remembered import Memory, remembering
+from trioflow.prediction.assembly import predict
+
+_COLUMNS = (
+    "workload",
+    "platform",
+    "plan_text",
+    "step_time_s",
+    "low_s",
+    "high_s",
+    "samples_per_s",
+    "tokens_per_s",
+    "mfu",
+    "peak_memory_bytes",
+    "fit_probability",
+    "confidence",
+    "warnings",
+)
+_MOST = 20
+"""Numbers of GPUs at most."""
+
+
+def add_scaling(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand ``scaling``."""
+    add_plan_arguments(parser)
+    parser.conflict_handler = "resolve"  # several numbers of GPUs stand in the place of one
+    text = (
+        "numbers of GPUs, of one kind as in 8..64xH100: each doubling from N to M, or a list. They grow --data-parallel, or run "
+        "--plan (default: fsdp); without --batch every replica keeps its samples"
+    )
+    grown = {"": (("--gpus", "N..M|N,M,...", text, {"required": True}),)}
+    forms = list_forms("a row for each number of GPUs")
+    add_command(parser, _run_scaling, grown, COLLECTIVES, NETWORK, WHAT_IF, HTML, forms)
+
+
+def read_counts(text: str) -> list[int]:
+    """Return the numbers of GPUs of ``8..2048`` or ``8,24``, ascending; InputError where it is neither."""
+    first, dots, last = text.partition("..")
+    words = [first, last] if dots else text.split(",")
+    if not all(re.fullmatch("[1-9][0-9]{0,6}", word, re.ASCII) for word in words):
+        raise InputError(f"--gpus {text:.40} are no numbers of GPUs", fix="write 8..2048, or 8,16,64")
+    counts = sorted({int(word) for word in words})
+    if dots:
+        counts = [counts[0] << place for place in range((counts[-1] // counts[0]).bit_length())]
+    if len(counts) > _MOST:
+        raise InputError(f"--gpus {text:.40}: {len(counts)} numbers of GPUs are more than {_MOST}")
+    return counts
+
+
+def _predict_at(options: argparse.Namespace, count: int, name: str) -> dict[str, Any]:
+    """Return the row of a number of GPUs; ``name`` of the GPUs, empty where the platform was given."""
+    chosen = argparse.Namespace(**{**vars(options), "ranks": count, "gpus": f"{count}x{name}" if name else None})
+    degrees = [getattr(options, degree) or 1 for degree in ("tensor", "context", "pipeline")]
+    model_ranks = degrees[0] * degrees[1] * degrees[2]
+    if model_ranks > 1 or options.sharding:
+        if count % model_ranks:
+            raise PlanError(f"{count} GPUs cannot be shared by replicas of {model_ranks}")
+        chosen.data = count // model_ranks
+    else:
+        chosen.plan = options.plan or "fsdp"
+    plan, platform, assumed = read_options(chosen)
+    prediction = predict(options.trace, plan, platform, batch=options.batch, options=assumed)
+    answer = prediction.to_dict()
+    return {"ranks": count, **{name: answer.get(name) for name in _COLUMNS}}
+
+
+def _run_scaling(options: argparse.Namespace) -> None:
+    """Predict the step on each number of GPUs and print the rates."""
+    write_page(options)
+    text, _, name = options.gpus.partition("x")
+    rows: list[dict[str, Any]] = []
+    refused: list[PlanError] = []
+    with remembering(Memory()):
+        for count in read_counts(text):
+            options.sign.text = f", {count} GPUs"
+            try:
+                rows.append(_predict_at(options, count, name))
+            except PlanError as error:  # this number does not share the model or the batch
+                refused.append(error)
+    if not rows:
+        raise refused[0]
+    unit = "samples" if rows[0]["tokens_per_s"] is None else "tokens"
+    for row in rows:
+        row["rate"] = row[f"{unit}_per_s"]
+        row["efficiency"] = row["rate"] / row["ranks"] / (rows[0]["rate"] / rows[0]["ranks"])
+    warnings = [*map(str, refused), *dict.fromkeys(warning for row in rows for warning in row.pop("warnings"))]
+    names = {key: rows[0][key] for key in ("workload", "platform")}
+    answer = {**names, "unit": unit, "rows": rows, "warnings": warnings}
+    write_page(options, "plot_scaling", answer)
+    if write_output(options.form, answer, rows):
+        return
+    print(f"{answer['workload']} on {answer['platform']}: {rows[0]['plan_text']} to {rows[-1]['plan_text']}")
+    print(_format_rows(rows, unit))
+    print_warnings(warnings)
+
+
+def _format_rows(rows: Sequence[dict[str, Any]], unit: str) -> str:
+    head = ["GPUs", "step", "80 % interval", f"{unit}/s", f"{unit}/s/GPU", "kept", "MFU", "memory"]
+    cells = [
+        [
+            str(row["ranks"]),
+            format_time(row["step_time_s"]),
+            f"{format_time(row['low_s'])} to {format_time(row['high_s'])}",
+            f"{row['rate']:,.4g}" if row["rate"] < 1e4 else f"{row['rate']:,.0f}",
+            f"{row['rate'] / row['ranks']:,.4g}",
+            f"{row['efficiency']:.0%}",
+            "-" if row["mfu"] is None else f"{row['mfu']:.1%}",
+            "-" if row["fit_probability"] is None else describe_probability(row["fit_probability"]),
+        ]
+        for row in rows
+    ]
+    return format_table(head, cells, left=0, drop_empty=True)
