@@ -7,8 +7,8 @@ from typing import Any
 from trioflow.base.units import format_bytes, format_count, format_time
 from trioflow.cli.answer import DAY_S, JOULES_PER_MWH, draw_bar, print_prediction, wrap
 from trioflow.cli.choices import GPUS, INTER_NODES, ROUTING, list_inter_node, list_model_options
-from trioflow.cli.output import JSON, add_command, format_table, write_output
-from trioflow.cli.search import describe_odds, print_search, show_progress
+from trioflow.cli.output import HTML, JSON, add_command, format_table, write_output, write_page
+from trioflow.cli.search import describe_odds, predict_best, print_search, show_progress
 from trioflow.parallel.memory.peak import find_fullest
 from trioflow.parallel.memory.survival import describe_probability
 from trioflow.prediction.fitting import split_memory
@@ -65,16 +65,21 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
         list_model_options(several=True),
         ROUTING,
         INTER_NODES,
+        HTML,
         JSON,
     )
 
 
 def _run_plan(options: argparse.Namespace) -> None:
     """Find the best plans and print them."""
+    write_page(options)
     names = ("tokens", "price", "power_w", "batch", "memory_margin", "routing", "top", "jobs", *STEP_WORDS)
     asked = {name: getattr(options, name) for name in names}
     best = plan(options.model, options.gpus, watch=show_progress(options), **asked, **list_inter_node(options))
     answer = best.to_dict()
+    if options.html:
+        machine = best.prediction.step.platform
+        write_page(options, "plot_search", answer, *predict_best(options, [options.model], best.found, machine))
     if write_output("json" if options.json else "table", answer, answer["ranking"]):
         return
     print(format_plans(best, answer, options.currency))

@@ -35,14 +35,14 @@ _MOST = 20
 def add_scaling(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``scaling``."""
     add_plan_arguments(parser)
-    parser.conflict_handler = "resolve"  # several numbers of GPUs stand in the place of one
-    text = (
-        "numbers of GPUs, of one kind as in 8..64xH100: each doubling from N to M, or a list. They grow --data-parallel, or run "
-        "--plan (default: fsdp); without --batch every replica keeps its samples"
+    text = "\n".join(
+        [
+            "--gpus 8..2048 are all doublings, 8,24,64 a list; of one kind as in 8..64xH100, or with --platform. More GPUs are",
+            "more --data-parallel, or run --plan (default: fsdp). Without --batch every replica keeps its samples.",
+        ]
     )
-    grown = {"": (("--gpus", "N..M|N,M,...", text, {"required": True}),)}
     forms = list_forms("a row for each number of GPUs")
-    add_command(parser, _run_scaling, grown, COLLECTIVES, NETWORK, WHAT_IF, HTML, forms)
+    add_command(parser, _run_scaling, COLLECTIVES, NETWORK, WHAT_IF, HTML, forms, epilog=text)
 
 
 def read_counts(text: str) -> list[int]:
@@ -79,7 +79,7 @@ def _predict_at(options: argparse.Namespace, count: int, name: str) -> dict[str,
 def _run_scaling(options: argparse.Namespace) -> None:
     """Predict the step on each number of GPUs and print the rates."""
     write_page(options)
-    text, _, name = options.gpus.partition("x")
+    text, _, name = str(options.gpus or "").partition("x")
     rows: list[dict[str, Any]] = []
     refused: list[PlanError] = []
     with remembering(Memory()):

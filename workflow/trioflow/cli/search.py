@@ -1,7 +1,7 @@
 """``trioflow search``: which plan to choose for a model, a number of ranks and a platform."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trioflow.base.ahead import count_jobs
@@ -21,9 +21,12 @@ from trioflow.cli.output import (
     write_output,
     write_page,
 )
+from trioflow.hardware.machine import Platform
 from trioflow.network.inter_node import INTER_NODE
 from trioflow.parallel.memory.survival import DOUBTED
 from trioflow.parallel.plan import BUCKET_BYTES
+from trioflow.prediction.answer import Prediction
+from trioflow.prediction.assembly import predict
 from trioflow.prediction.options import SORTS, STEP_WORDS, Options
 from trioflow.sweeps.search import SearchResult, Watch, search
 
@@ -136,12 +139,24 @@ def _run_search(options: argparse.Namespace) -> None:
     result = _find_plans(options)
     answer = result.to_dict()
     if options.html:
-        write_page(options, "plot_search", answer, *_predict_best(options, result))
+        write_page(options, "plot_search", answer, *predict_best(options, options.trace, result, options.platform))
     if write_output(options.form, answer, answer["ranking"]):
         return
     print_search(answer, everything=options.explain)
     if not answer["ranking"]:
         raise InputError("no plan fits", fix="use more ranks, a smaller batch or another platform")
+
+
+def predict_best(
+    options: argparse.Namespace, traces: Sequence[str], result: SearchResult, platform: Platform | str
+) -> list[Prediction]:
+    """Return the predictions of a search's best two plans, which its page compares."""
+    given = list_given(options, [name for name in _ASSUMED if name != "draws"])
+    found = []
+    for plan, row in zip(result.plans[:2], result["ranking"], strict=False):
+        recipe = {name: row[name] for name in ("precision", "fusion") if "precisions" in result}
+        found.append(predict(traces, plan, platform, batch=result["batch"], options=Options(**given | recipe)))
+    return found
 
 
 def print_search(answer: dict[str, Any], *, everything: bool = True) -> None:

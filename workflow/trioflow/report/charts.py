@@ -27,6 +27,7 @@ from trioflow.parallel.memory.survival import LIKELY, describe_probability
 from trioflow.prediction.answer import Prediction
 from trioflow.prediction.breakdown import PARTS
 from trioflow.prediction.fitting import split_memory
+from trioflow.prediction.language_answer import HOUR_S
 from trioflow.report.pages import join_words, read_look, write_range, write_time
 
 try:
@@ -176,13 +177,15 @@ def plot_search(answer: Mapping[str, Any], *predictions: Prediction, asked: str 
     ]
     charts = [draw_front(rows, *one) for one in known]
     if len(predictions) > 1:
-        charts += [draw_parts(dict(zip("AB", predictions, strict=False))), draw_gap(*predictions[:2])]
+        charts += plot(*predictions).charts
     return Page(title, verdict, facts, charts, answer["warnings"], asked)
 
 
 def _describe_row(row: Mapping[str, Any]) -> str:
     text = f"{row['plan_text']}: {write_time(row['step_time_s'])} ({write_range(row['low_s'], row['high_s'])})"
     text += f", {row['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU" if "tokens_per_s_per_gpu" in row else ""
+    if run := row.get("run"):
+        text += f", {run['time_s'] / HOUR_S / 24:,.1f} days" + (f" for {run['cost']:,.0f}" if "cost" in run else "")
     return text + (f", {row['fit_probability']:.0%} likely to fit" if row["fit_probability"] is not None else "")
 
 
@@ -244,7 +247,7 @@ def explain_gap(one: Prediction, other: Prediction) -> tuple[str, dict[str, floa
         if sign * gaps[name] < -abs(gap_s) / 10
     ]
     times = sorted([one.step_time_s, other.step_time_s])
-    text = f"{fast} takes {write_time(times[0])} and {slow} {write_time(times[1])}: {fast} is {times[1] / times[0]:.3g} times as fast"
+    text = f"{fast} takes {write_time(times[0])} and {slow} {write_time(times[1])}: {fast} is {times[1] / times[0] - 1:.1%} faster"
     text += f", as it spends {join_words(less[:3])}" if less else ""
     text += f"; it spends {join_words(more[:3])}" if more else ""
     overlaps = max(one.low_s, other.low_s) <= min(one.high_s, other.high_s)
@@ -470,7 +473,7 @@ def draw_memory(prediction: Prediction) -> Chart:
     drawn.add_layout(_mark_limit(room, "width"))
     drawn.y_range.start, drawn.y_range.end = 0, 1.08 * max(room, peaks.max() / _GIGA)
     caption = (
-        f"The fullest of {len(peaks)} kinds of ranks; the dashed line is the GPU's memory less its context and communicators "
+        f"The fullest ranks; the dashed line is the GPU's memory less its context and communicators "
         f"({room:.1f} GB). The allocator keeps some more than it hands out."
     )
     return Chart("Memory over the step", caption, drawn, legend, peaks.rename("peak_bytes").reset_index())
