@@ -35,11 +35,9 @@ _MOST = 20
 def add_scaling(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``scaling``."""
     add_plan_arguments(parser)
-    text = "\n".join(
-        [
-            "--gpus 8..2048 are all doublings, 8,24,64 a list; of one kind as in 8..64xH100, or with --platform. More GPUs are",
-            "more --data-parallel, or run --plan (default: fsdp). Without --batch every replica keeps its samples.",
-        ]
+    text = (
+        "--gpus 8..2048: all doublings; 8,24,64: a list; 8..64xH100: of a kind, else give\n--platform. More GPUs are more "
+        "replicas; without a plan they run fsdp, without\n--batch each keeps its samples."
     )
     forms = list_forms("a row for each number of GPUs")
     add_command(parser, _run_scaling, COLLECTIVES, NETWORK, WHAT_IF, HTML, forms, epilog=text)
@@ -62,14 +60,9 @@ def read_counts(text: str) -> list[int]:
 def _predict_at(options: argparse.Namespace, count: int, name: str) -> dict[str, Any]:
     """Return the row of a number of GPUs; ``name`` of the GPUs, empty where the platform was given."""
     chosen = argparse.Namespace(**{**vars(options), "ranks": count, "gpus": f"{count}x{name}" if name else None})
-    degrees = [getattr(options, degree) or 1 for degree in ("tensor", "context", "pipeline")]
-    model_ranks = degrees[0] * degrees[1] * degrees[2]
-    if model_ranks > 1 or options.sharding:
-        if count % model_ranks:
-            raise PlanError(f"{count} GPUs cannot be shared by replicas of {model_ranks}")
-        chosen.data = count // model_ranks
-    else:
-        chosen.plan = options.plan or "fsdp"
+    chosen.data = None
+    if not any(getattr(options, given) for given in ("plan", "sharding", "tensor", "context", "pipeline", "expert")):
+        chosen.plan = "fsdp"
     plan, platform, assumed = read_options(chosen)
     prediction = predict(options.trace, plan, platform, batch=options.batch, options=assumed)
     answer = prediction.to_dict()
