@@ -84,6 +84,20 @@ def read_text(
         raise kind(f"not UTF-8 (byte {error.start})", file=path, fix="save it as UTF-8") from None
 
 
+def parse_toml(text: str, file: str | Path, kind: type[InputError] = InputError) -> Any:
+    """Return the value of a TOML text; InputError where it is none, or nested too deeply."""
+    import tomllib  # which few commands need
+
+    try:
+        value = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise kind(f"not readable as TOML: {error}", file=file) from None
+    except RecursionError:
+        raise too_deep(file, "", kind) from None
+    check_values(value, file, kind, "")
+    return value
+
+
 def parse_json(
     text: str | bytes,
     file: str | Path,

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
-from trioflow.base.plan_row import name_flag
+from trioflow.base.plan_row import DEGREES, name_flag
 from trioflow.cli.output import Options, add_options, list_flags
 from trioflow.costmodel.choices import read_gpus
 from trioflow.hardware.machine import TIES, Link, Platform
@@ -19,7 +19,7 @@ from trioflow.network.message_planner import Chunks
 from trioflow.network.networks import DEFAULT_NETWORK, NETWORKS
 from trioflow.parallel.plan import NAMED, choose_plan, make_plan, read_plan
 from trioflow.parallel.schedules.table import Schedule
-from trioflow.prediction.assembly import cut_micro_batches
+from trioflow.prediction.assembly import cut_micro_batches, find_model
 from trioflow.prediction.options import STEP_WORDS, check_factor
 from trioflow.prediction.options import Options as Assumptions
 from trioflow.sharded.as_traced import AS_TRACED
@@ -309,6 +309,11 @@ def apply_configuration(options: argparse.Namespace) -> None:
     Raises InputError when there is no TRACE, or both; the file is not a configuration, or its batch
     does not divide. Raises PlanError when the ranks do not make the file's degrees.
     """
+    settled = list_given(options, ("megatron", "as_traced", "plan", "schedule_file", *DEGREES))
+    name = find_model(options.trace) if options.trace and not settled else None
+    launch = None if name is None else find_configuration(name)
+    if launch is not None and launch.degrees:
+        options.megatron, options.trace = str(name), []
     if options.megatron is None:
         if not options.trace:
             raise InputError("no TRACE was given", fix="name one, such as llama-3.1-8b")

@@ -2,8 +2,10 @@
 
 import argparse
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from trioflow.base.errors import InputError
 from trioflow.base.units import format_bytes, format_count, format_time
 from trioflow.cli.answer import DAY_S, JOULES_PER_MWH, draw_bar, print_prediction, wrap
 from trioflow.cli.choices import GPUS, INTER_NODES, ROUTING, list_inter_node, list_model_options
@@ -14,6 +16,7 @@ from trioflow.parallel.memory.survival import describe_probability
 from trioflow.prediction.fitting import split_memory
 from trioflow.prediction.options import STEP_WORDS
 from trioflow.sweeps.best_plans import BestPlans, plan
+from trioflow.trace.language.launch import FRAMEWORKS
 
 _PARTS = {
     "tensor communication": ("T", "exposed TP"),
@@ -28,6 +31,8 @@ _PARTS = {
 """Letter and name of what ``breakdown.PARTS`` has beside compute."""
 _LEAST_SHARE = 0.005
 """Of a step, or of a GPU's memory, that is worth a word."""
+_MANY = 10_000
+"""A rate from which on it is written with a prefix."""
 _CONFIDENCE = {
     "measured": "operators and collectives were measured at these sizes",
     "interpolated": "operators and collectives lie between measured sizes",
@@ -59,6 +64,13 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
                 ),
                 ("--top", (int, "K"), "plans to simulate in full at least (default: 5)", {"default": 5}),
                 ("--jobs", (int, "N"), "plans simulated at the same time (default: the cores, 8 at most)"),
+                (
+                    "--frameworks",
+                    "NAME[,NAME]",
+                    f"write the launch configurations of {', '.join(FRAMEWORKS)}: the best plan that each can express, under "
+                    "its own precision recipe",
+                ),
+                ("--output", "FOLDER", "where to write them (default: print them)"),
                 ("--explain", True, "print everything: all plans, what was left out, the first plan's step, warnings"),
             )
         },
@@ -75,6 +87,9 @@ def _run_plan(options: argparse.Namespace) -> None:
     write_page(options)
     names = ("tokens", "price", "power_w", "batch", "memory_margin", "routing", "top", "jobs", *STEP_WORDS)
     asked = {name: getattr(options, name) for name in names}
+    asked |= {"frameworks": [name.strip() for name in (options.frameworks or "").split(",") if name.strip()]}
+    if options.output and not Path(options.output).is_dir():
+        raise InputError(f"--output {options.output}: no such folder", fix="create it first")
     best = plan(options.model, options.gpus, watch=show_progress(options), **asked, **list_inter_node(options))
     answer = best.to_dict()
     if options.html:
@@ -83,11 +98,25 @@ def _run_plan(options: argparse.Namespace) -> None:
     if write_output("json" if options.json else "table", answer, answer["ranking"]):
         return
     print(format_plans(best, answer, options.currency))
+    for one in answer["launch"].values():
+        _give_launch(one, options.output, options.gpus)
     if options.explain:
         print("\n--- all plans\n")
         print_search(answer)
         print("\n--- the first plan\n")
         print_prediction(best.prediction, answer["best"], options)
+
+
+def _give_launch(launch: Mapping[str, str], folder: str | None, gpus: str) -> None:
+    """Write a launch configuration into a folder, or print it, or say why there is none."""
+    if "why" in launch:
+        print(f"\n{launch['why']}")
+    elif folder:
+        path = Path(folder) / launch["file"]
+        path.write_text(launch["text"], encoding="utf-8")
+        print(f"\nwritten: {path} ({launch['plan']}); trioflow simulate {path} --gpus {gpus} reads it back")
+    else:
+        print(f"\n--- {launch['file']}: {launch['plan']}\n{launch['text']}", end="")
 
 
 def format_plans(best: BestPlans, answer: Mapping[str, Any], currency: str) -> str:
@@ -141,6 +170,7 @@ def _judge(answer: Mapping[str, Any], currency: str) -> str:
 def _format_numbers(answer: Mapping[str, Any], currency: str) -> str:
     """Return the plans' numbers side by side, each with its 80 % interval."""
     rows = answer["shown"]
+    scale, unit = (1.0, "s") if rows[0]["step_time_s"] >= 1 else (1e-3, "ms")
 
     def spread(value: float, row: Mapping[str, Any], write: Callable[[float], str], *, rate: bool = False) -> str:
         """Write a value that grows with the step's time, or with its inverse, with its interval."""
@@ -149,8 +179,10 @@ def _format_numbers(answer: Mapping[str, Any], currency: str) -> str:
         return f"{write(value)} [{write(low)}-{write(high)}]"
 
     lines: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
-        "step [s]": lambda row: spread(row["step_time_s"], row, lambda value: f"{value:.3g}"),
-        "tokens/s/GPU": lambda row: spread(row["tokens_per_s_per_gpu"], row, lambda v: f"{v:,.0f}", rate=True),
+        f"step [{unit}]": lambda row: spread(row["step_time_s"] / scale, row, lambda value: f"{value:.3g}"),
+        "tokens/s/GPU": lambda row: spread(
+            row["tokens_per_s_per_gpu"], row, lambda v: f"{v:,.0f}" if v < _MANY else _shorten(v), rate=True
+        ),
         "MFU [%]": lambda row: spread(100 * row["mfu"], row, lambda value: f"{value:.1f}", rate=True),
         "days": lambda row: spread(row["run"]["time_s"] / DAY_S, row, lambda value: f"{value:,.1f}"),
         f"cost [{currency}]": lambda row: spread(row["run"]["cost"], row, _shorten),

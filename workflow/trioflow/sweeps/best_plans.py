@@ -1,7 +1,7 @@
 """The whole question at once: the best plans of a model on some GPUs, what they take and cost, and what limits them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +18,9 @@ from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import find_model, predict
 from trioflow.prediction.options import STEP_WORDS, Options
 from trioflow.sweeps.search import SearchResult, Watch, search
-from trioflow.trace.language.read import find_configuration
-from trioflow.trace.language.sizes import Configuration
+from trioflow.trace.language.launch import FRAMEWORKS, express
+from trioflow.trace.language.read import find_configuration, parse_configuration
+from trioflow.trace.language.sizes import BLOCKS, Configuration
 
 RUN_TOKENS = 1e12
 """Of the run that is reported where nobody says how long it is."""
@@ -37,7 +38,8 @@ class BestPlans:
 
     ``found``: the answer of ``search``. ``shown``: the best rows of its ranking, each with other degrees or sharding.
     ``prediction``: of the first. ``run``: tokens, price [1/h] and memory margin that were given. ``assumed``: what was
-    taken where nothing was given.
+    taken where nothing was given. ``launch``: for each framework its ``file`` and the ``text`` of it for the best plan
+    that it can express (``plan``), or ``why`` there is none.
     """
 
     found: SearchResult
@@ -45,6 +47,7 @@ class BestPlans:
     prediction: Prediction
     run: dict[str, Any]
     assumed: dict[str, Any]
+    launch: dict[str, dict[str, str]]
 
     @property
     def best(self) -> Plan:
@@ -65,6 +68,7 @@ class BestPlans:
             "best": best,
             "parts_s": self.prediction.parts_s,
             "assumed": self.assumed,
+            "launch": self.launch,
         }
 
 
@@ -78,6 +82,7 @@ def plan(
     batch: int | None = None,
     memory_margin: float = 0.0,
     routing: str = BALANCED,
+    frameworks: Sequence[str] = (),
     top: int = 5,
     watch: Watch | None = None,
     jobs: int | None = None,
@@ -88,13 +93,16 @@ def plan(
     ``model``: a language model by name or configuration, or a trace. ``gpus``: number and name, as ``256xH100``: a GPU,
     a platform or its file. ``tokens``: of the run (10^12 where not given), ``price``: of a GPU-hour, ``power_w``: of a
     GPU [W], by default its limit. ``batch``: samples of a step, by default what models of this size train with.
-    ``memory_margin``: share of each GPU's memory to leave free. ``top``: plans to simulate at least. ``watch``, ``jobs``,
+    ``memory_margin``: share of each GPU's memory to leave free. ``frameworks``: of ``FRAMEWORKS``, to
+    get their launch configurations; each is searched under its own precision recipe where none is given. ``top``: plans
+    to simulate at least. ``watch``, ``jobs``,
     ``routing``: as for ``search``; ``step``: ``STEP_WORDS`` and ``INTER_NODE``. Raises InputError when nothing fits, or
     as ``search``.
     """
     check_names(step, (*STEP_WORDS, *INTER_NODE), "option")
     if not 0 <= memory_margin < 1:
         raise InputError(f"--memory-margin {memory_margin:g} is not a share from 0 to below 1")
+    check_names(frameworks, FRAMEWORKS, "framework")
     ranks, name = read_gpus(gpus)
     inter_node = {key: step.get(key) for key in INTER_NODE}
     machine = open_platform(name, ranks, **inter_node)
@@ -112,10 +120,15 @@ def plan(
         power_w = assumed["power_w"] = sheet.power_limit_w
     if tokens is None and configuration is not None:
         tokens = assumed["tokens"] = RUN_TOKENS
+    if frameworks and configuration is None:
+        raise InputError(f"{model} is no language model by name or configuration, which alone are launched")
+    if frameworks and step.get("precision") is None:
+        step["precision"] = ",".join(dict.fromkeys(FRAMEWORKS[name].recipe for name in frameworks))
     found = search(
         [model],
         ranks,
         machine,
+        data_parallel=[FRAMEWORKS[name].recipe for name in frameworks if FRAMEWORKS[name].data_parallel],
         batch=batch,
         top=top,
         price_per_gpu_hour=price,
@@ -134,9 +147,38 @@ def plan(
         if "run" in row and power_w is not None:
             row["run"] |= {"energy_j": row["run"]["gpu_hours"] * 3600.0 * power_w, "power_w": power_w}
     options = Options(routing=routing, **{key: value for key, value in step.items() if key in STEP_WORDS})
-    prediction = predict([model], found.plans[0], machine, batch=found["batch"], options=options)
+
+    def simulate(place: int) -> Prediction:
+        """Return the prediction of a plan, by its place in the ranking."""
+        row = found["ranking"][place]
+        recipe = {"precision": row["precision"], "fusion": row["fusion"]} if options.precision else {}
+        return predict([model], found.plans[place], machine, batch=found["batch"], options=replace(options, **recipe))
+
+    prediction = simulate(0)
+    launch = {name: _write_launch(name, model, configuration, found, simulate) for name in frameworks if configuration}
     run = {"gpus": gpus, "tokens": tokens, "price_per_gpu_hour": price, "memory_margin": memory_margin}
-    return BestPlans(found, shown, prediction, run, assumed)
+    return BestPlans(found, shown, prediction, run, assumed, launch)
+
+
+def _write_launch(
+    framework: str, model: str, configuration: Configuration, found: SearchResult, simulate: Callable[[int], Prediction]
+) -> dict[str, str]:
+    """Return a framework's file for the best plan that it can express, or why there is none."""
+    reasons = []
+    for place, (row, each) in enumerate(zip(found["ranking"], found.plans, strict=True)):
+        words = {name: row[name] for name in ("sequence", "precision", "fusion")}
+        asked = replace(configuration, step=words, global_batch=found["batch"], stages=())
+        text, why = express(framework, asked, each, configuration.model.name, parse_configuration)
+        if text and each.pipeline > 1:
+            stages = simulate(place).task_graph.metadata.stages
+            blocks = tuple(sum(unit.startswith(BLOCKS) for unit in stage) for stage in stages)
+            text, why = express(
+                framework, replace(asked, stages=blocks), each, configuration.model.name, parse_configuration
+            )
+        if text:
+            return {"file": FRAMEWORKS[framework].file, "plan": row["notation"], "text": text}
+        reasons.append(why)
+    return {"why": f"{FRAMEWORKS[framework].title} cannot express the best plan: {reasons[0]:.100}"}
 
 
 def choose_batch(configuration: Configuration, sequence: int, ranks: int) -> int:

@@ -256,6 +256,7 @@ def search(
     seed: int = 0,
     routing: str = BALANCED,
     sort: str = "time",
+    data_parallel: Sequence[str] = (),
     watch: Watch | None = None,
     jobs: int = 1,
     **step: "Unpack[StepKeywords]",
@@ -270,7 +271,8 @@ def search(
     and recipe. ``price_per_gpu_hour``, ``power_w``: price [1/h] and power [W] of a device, to compare cost and energy
     too. ``cost_model``, ``override``: as for ``Options``. ``tokens``: of a whole run, to say what it takes under each
     plan. ``draws``, ``seed``: as for ``Options``: plans stand in the order of the draws' means, compared draw by draw.
-    ``INTER_NODE`` and ``routing``: as for ``Options``; routing is drawn by the seed. ``sort``: one of ``SORTS``. ``watch``: called with how many plans are done, of how many, and
+    ``INTER_NODE`` and ``routing``: as for ``Options``; routing is drawn by the seed. ``sort``: one of ``SORTS``. ``data_parallel``: recipes whose plans
+    share nothing but the batch and what replicas shard. ``watch``: called with how many plans are done, of how many, and
     what is done with them. ``jobs``: processes that simulate plans at the same time (Linux); the answer is the same.
     ``step``: ``STEP_WORDS`` of a language model by name or configuration; several recipes of ``precision``, with commas
     between, are ranked together, each with its ``fusion`` behind a plus sign where it has one of its own:
@@ -318,7 +320,7 @@ def search(
                     draws=draws,
                     seed=seed,
                     jobs=jobs,
-                    space=choose_space(workshop.load_traces(str(recipe))[0].facts),
+                    space=choose_space(workshop.load_traces(str(recipe))[0].facts, recipe in data_parallel),
                 )
                 for recipe in recipes
             ],

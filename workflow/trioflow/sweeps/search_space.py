@@ -43,6 +43,7 @@ class Space:
     experts: int = 0  # of each layer of the model, of which expert-parallel ranks share each part
     most_pieces: int = 64  # most micro-batches of a pipeline, and most accumulated micro-steps
     most_stages: int = 8  # most stages of a rank, where a schedule takes several
+    data_parallel: bool = False  # whether data parallelism is the only degree
 
     def list_left_out(self) -> list[str]:
         """Return what ``trioflow simulate`` takes and this space leaves out."""
@@ -54,7 +55,7 @@ class Space:
         return [*words, "context parallelism", "offloading", more]
 
 
-def choose_space(facts: Facts) -> Space:
+def choose_space(facts: Facts, data_parallel: bool = False) -> Space:
     """Return what to vary for a trace: of a language model what the frameworks that train them have.
 
     Megatron-LM, nanotron and torchtitan: 1F1B or interleaved, replicas whole, with distributed optimizer or fully
@@ -66,7 +67,8 @@ def choose_space(facts: Facts) -> Space:
     eager = facts.language_model["attention"] == "eager"
     return Space(
         schedules=("1f1b", "interleaved"),
-        shardings=("none", "distributed", "fsdp"),
+        shardings=("none", "distributed", *["zero2"] * data_parallel, "fsdp"),
+        data_parallel=data_parallel,
         recomputations=("none", "selective", "full") if eager else ("none", "full"),
         sequence_parallel=(True,),
         buckets_bytes=(BUCKET_BYTES,),
@@ -171,6 +173,8 @@ def enumerate_plans(trace: Trace, ranks: int, batch: int, space: Space, fates: F
     """
     units = len(pipeline_units(trace))
     for data, tensor, pipeline in list_degrees(ranks):
+        if space.data_parallel and tensor * pipeline > 1:
+            continue
         pieces = list_divisors(batch // data) if batch % data == 0 else [1]
         for given in _list_ways(data, tensor, pipeline, units, space):
             for count in pieces:

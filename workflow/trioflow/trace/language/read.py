@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from trioflow.base.errors import InputError
-from trioflow.base.input_files import LARGEST_JSON_BYTES, parse_json, read_text
+from trioflow.base.input_files import LARGEST_JSON_BYTES, parse_json, parse_toml, read_text
 from trioflow.base.shipped import read_own_records, read_table
 from trioflow.base.yaml_files import parse_yaml
+from trioflow.trace.language.launch import find_framework, read_launch
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.megatron import parse_arguments, read_megatron
 from trioflow.trace.language.sizes import Configuration, Fields, LanguageModel, LanguageStep, note_unknown
@@ -258,7 +259,7 @@ def _read_window(found: Fields, family: Mapping[str, Any], layers: int, notes: l
 
 
 _HUGGINGFACE = "config.json"
-YAML, TEXT = (".yaml", ".yml"), (".sh", ".txt", ".args")
+YAML, TEXT, TOML = (".yaml", ".yml"), (".sh", ".txt", ".args"), ".toml"
 _MEGATRON_ARGUMENTS = "MODEL_ARGS"
 """Section of Megatron-LM's ``model_config.yaml``."""
 _LAYERS = {
@@ -287,7 +288,7 @@ def find_configuration(name: str | Path) -> Configuration | None:
     path = Path(name)
     if path.is_dir() and (path / _HUGGINGFACE).is_file() and not (path / "trace.json").exists():
         return read_configuration(path / _HUGGINGFACE)
-    if path.is_file() and path.suffix in (".json", *YAML, *TEXT):
+    if path.is_file() and path.suffix in (".json", TOML, *YAML, *TEXT):
         return read_configuration(path)
     model = None if path.exists() else published_models().get(_plain_name(str(name)))
     if model is None:
@@ -305,7 +306,12 @@ def _plain_name(name: str) -> str:
 
 def read_configuration(path: Path) -> Configuration:
     """Return what a configuration file says; InputError as `find_configuration`."""
-    file, text = str(path), read_text(path, InputError, LARGEST_JSON_BYTES)
+    return parse_configuration(read_text(path, InputError, LARGEST_JSON_BYTES), str(path))
+
+
+def parse_configuration(text: str, file: str) -> Configuration:
+    """Return what a configuration's text says, read by the ending of its ``file``; InputError as `find_configuration`."""
+    path = Path(file)
     name = path.parent.name if path.stem in ("config", "model_config") else path.stem
     name = name or path.stem
     if path.suffix in TEXT:
@@ -313,8 +319,10 @@ def read_configuration(path: Path) -> Configuration:
         if not _LAYERS & set(arguments):
             raise InputError("no command line of Megatron-LM: --num-layers is missing", file=file)
         return read_megatron(arguments, file, name)
-    content = parse_json(text, path, InputError) if path.suffix == ".json" else parse_yaml(text, path)
+    content = {".json": parse_json, TOML: parse_toml}.get(path.suffix, parse_yaml)(text, path, InputError)
     if isinstance(content, Mapping):
+        if find_framework(content):
+            return read_launch(content, text, file, published_models())
         arguments = content.get(_MEGATRON_ARGUMENTS, content)
         if "model_type" in content:
             return read_huggingface(content, file, name)
@@ -326,7 +334,8 @@ def read_configuration(path: Path) -> Configuration:
         "no configuration of a language model",
         file=file,
         fix="give a config.json of Hugging Face (with model_type), Megatron-LM's model_config.yaml (with"
-        " MODEL_ARGS) or a nanotron YAML (with model.model_config)",
+        " MODEL_ARGS), a nanotron YAML (with model.model_config), or a launch configuration of torchtitan, Megatron Bridge,"
+        " DeepSpeed or Accelerate",
     )
 
 

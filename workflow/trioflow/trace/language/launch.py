@@ -1,0 +1,353 @@
+"""A plan as frameworks' own launch configurations: written and read by one table of keys, `launch.tsv`.
+
+What is written is read back and compared: a framework that cannot express a plan says what is lost.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from typing import Any
+
+import yaml
+
+from trioflow.base.errors import InputError
+from trioflow.base.plan_row import SHARDINGS, Plan
+from trioflow.base.precision_recipes import MEGATRON
+from trioflow.base.shipped import read_own_table
+from trioflow.trace.language.megatron import read_megatron
+from trioflow.trace.language.sizes import COMPILE, EAGER, Configuration, LanguageModel
+
+NEMO, TORCHTITAN, DEEPSPEED, ACCELERATE = "nemo", "torchtitan", "deepspeed", "accelerate"
+_NODE = 8
+"""GPUs of a machine, as Accelerate counts machines."""
+
+
+@dataclass(frozen=True)
+class Framework:
+    """How a framework is called, its file, what the file cannot do without, and the precision recipe of its runs."""
+
+    title: str
+    file: str
+    marks: tuple[str, ...]
+    recipe: str
+    data_parallel: bool = False  # whether it says no other degree
+
+
+FRAMEWORKS = {
+    MEGATRON: Framework("Megatron-LM", "megatron.args", (), "megatron-bf16"),
+    NEMO: Framework("NeMo Megatron Bridge", "megatron_bridge.yaml", ("model", "train"), "megatron-bf16"),
+    TORCHTITAN: Framework("torchtitan", "torchtitan.toml", ("training", "parallelism"), f"fsdp2-mixed+{COMPILE}"),
+    DEEPSPEED: Framework("DeepSpeed", "deepspeed.json", ("zero_optimization",), "deepspeed-bf16", True),
+    ACCELERATE: Framework("Hugging Face Accelerate", "accelerate.yaml", ("fsdp_config",), "fsdp2-bf16-reduce", True),
+}
+_SCRIPT = re.compile(r"^# ([a-z_]+): (.+)$", re.MULTILINE)
+"""A comment of a file about what the training script decides."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a framework's file: the field that it says, and the file's words for values of it."""
+
+    key: str
+    field: str
+    words: tuple[tuple[str, str], ...]
+
+    def write(self, value: Any) -> Any:
+        """Return what the file says of a value; None where it has no word for it, or nothing needs saying."""
+        if not self.words:
+            return value
+        word = next((word for word, ours in self.words if ours == str(value)), "")
+        return {"+": True, "True": True, "False": False, "": None}.get(word, int(word) if word.isdigit() else word)
+
+    def read(self, value: Any) -> Any:
+        """Return the value that the file's word stands for; InputError for a word that is not known here."""
+        if not self.words:
+            return value
+        known = {word.replace("+", "True"): ours for word, ours in reversed(self.words)}
+        if str(value) not in known:
+            raise InputError(f"{value!r:.40} is not known here", place=self.key, fix=f"use one of {', '.join(known)}")
+        return {"True": True, "False": False}.get(known[str(value)], known[str(value)])
+
+
+@cache
+def list_keys(framework: str) -> tuple[Key, ...]:
+    """Return the keys of a framework's file."""
+    rows = [row for row in read_own_table("trace/language/launch") if row["framework"] == framework]
+    pairs = [[pair.partition("=") for pair in (row["words"] or "").split("|") if pair] for row in rows]
+    return tuple(
+        Key(row["key"], row["field"], tuple((word, ours) for word, _, ours in said))
+        for row, said in zip(rows, pairs, strict=True)
+    )
+
+
+def describe_launch(configuration: Configuration, plan: Plan, model: str) -> dict[str, Any]:
+    """Return a run as fields of the table: sizes of the model, the step, the plan's columns, and what follows from them.
+
+    Sizes and degrees that a run does without are None, and no file says them.
+    """
+    sizes, step, batch = configuration.model, configuration.step, configuration.global_batch or 1
+    shards = {"none": 1, "hsdp": plan.shard}.get(plan.sharding, plan.data)
+    kind, _, layers = ("uniform:1" if plan.recompute == "full" else plan.recompute).partition(":")
+    experts, micro = bool(sizes.experts), batch // plan.data // plan.pieces
+    derived = {
+        "widest_feed_forward": sizes.dense_feed_forward or sizes.feed_forward,
+        "grouped": sizes.kv_heads != sizes.heads,
+        "groups": sizes.kv_heads if sizes.kv_heads != sizes.heads else None,
+        "channels": None if sizes.latent else sizes.head_size,
+        "held_positions": sizes.longest or step["sequence"],
+        "gate": sizes.activation if sizes.gated else None,
+        "extra_query_bias": sizes.query_bias and not sizes.feed_forward_bias,
+        "number_of_experts": sizes.experts,
+        "expert_feed_forward": sizes.feed_forward if experts else None,
+        "expert_layers": f"([0]*{sizes.dense_layers}+[1]*{sizes.layers - sizes.dense_layers})"
+        * bool(sizes.dense_layers),
+        "latent_attention": bool(sizes.latent),
+        "plain_size": sizes.head_size - sizes.rotary_size if sizes.latent else None,
+        "expert_tensor": plan.expert_tensor if experts and plan.expert_tensor else None,
+        "context_method": plan.context_method if plan.context > 1 else None,
+        "optimizer_instances": plan.replicas // plan.shard if plan.shard > 1 else None,
+        "recompute_kind": "full" if layers else kind,
+        "recompute_method": kind if layers else None,
+        "recompute_layers": int(layers) if layers.isdigit() else None,
+        "layout": _write_layout(configuration.stages) or None,
+        "parts": _write_parts(configuration.stages) or None,
+        "name": model,
+        "ranks": plan.ranks,
+        "machines": -(-plan.ranks // _NODE),
+        "version": 2,
+        "arithmetic": "bf16",
+        "micro_batch": micro,
+        "local_batch": batch // plan.data if plan.pipeline > 1 else micro,
+        "global_batch": batch,
+        "replicate": plan.data // shards,
+        "sharded": shards,
+        "fusion": step.get("fusion") or EAGER,
+    }
+    known = asdict(sizes) | dict(step) | {cell.name: getattr(plan, cell.name) for cell in fields(plan)} | derived
+    left_out = {name for name, value in known.items() if value in (None, "") or (type(value) is int and not value)}
+    return {name: value for name, value in known.items() if name not in left_out}
+
+
+def _write_layout(stages: tuple[int, ...]) -> str:
+    """Return blocks of stages as Megatron-LM's layout: E embedding, t a block, L the loss with the head."""
+    cells = "|".join(f"t*{count}" if count > 1 else "t" * count for count in stages)
+    return f"E{cells}L" if stages else ""
+
+
+def _write_parts(stages: tuple[int, ...]) -> list[list[str]]:
+    """Return the modules of each stage as torchtitan names them."""
+    ends = [sum(stages[: place + 1]) for place in range(len(stages))]
+    parts = [[f"layers.{i}" for i in range(end - size, end)] for size, end in zip(stages, ends, strict=True)]
+    if parts:
+        parts[0].insert(0, "tok_embeddings")
+        parts[-1] += ["norm", "output"]
+    return parts
+
+
+def write_launch(framework: str, known: Mapping[str, Any]) -> str:
+    """Return a framework's file for a run of ``describe_launch``."""
+    known, said = {**known, "framework": framework}, dict[str, Any]()
+    for one in list_keys(MEGATRON if framework == NEMO else framework):
+        value = one.write(known[one.field]) if one.field in known else None
+        if value is not None and (value is not False or one.words):
+            said[one.key] = value
+    return _FORMS[framework](_to_bridge(said) if framework == NEMO else said)
+
+
+def _to_bridge(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Megatron-LM's arguments under the keys of Megatron Bridge."""
+    named = {one.field: one for one in list_keys(NEMO)}
+    return {
+        named[name].key if name in named else f"model.{name.replace('-', '_')}": named[name].write(value)
+        if name in named
+        else value
+        for name, value in arguments.items()
+    }
+
+
+def _nest(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted keys as sections; a key of two takes the words of its value one each."""
+    content: dict[str, Any] = {}
+    for key, value in said.items():
+        names = key.split(" ")
+        for name, part in zip(names, str(value).split(" ") if len(names) > 1 else [value], strict=True):
+            section, _, last = name.rpartition(".")
+            place = content
+            for word in filter(None, section.split(".")):
+                place = place.setdefault(word, {})
+            place[last] = part
+    return content
+
+
+def _split_script(said: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return the file's sections, and as comments what the training script decides."""
+    script = {key[1:]: value for key, value in said.items() if key.startswith("#")}
+    lines = ["# what the training script decides; trioflow reads it"] * bool(script)
+    lines += [f"# {key}: {value}" for key, value in script.items()]
+    return _nest({key: value for key, value in said.items() if not key.startswith("#")}), "\n".join([*lines, ""])
+
+
+def _write_arguments(said: Mapping[str, Any]) -> str:
+    return "".join(
+        f"--{key}\n" if value is True else f"--{key} {shlex.quote(str(value))}\n" for key, value in said.items()
+    )
+
+
+def _write_yaml(said: Mapping[str, Any]) -> str:
+    content, comments = _split_script(said)
+    return comments.lstrip("\n") + yaml.safe_dump(content, sort_keys=False)
+
+
+def _write_json(said: Mapping[str, Any]) -> str:
+    content, _ = _split_script(said)
+    script = {key[1:]: value for key, value in said.items() if key.startswith("#")}
+    return json.dumps({**content, "trioflow": script}, indent=2) + "\n"
+
+
+def _write_toml(said: Mapping[str, Any]) -> str:
+    content, _ = _split_script(said)
+    sections = (
+        [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items()), ""]
+        for name, section in content.items()
+    )
+    return "\n".join(line for section in sections for line in section)
+
+
+_FORMS = {
+    MEGATRON: _write_arguments,
+    NEMO: _write_yaml,
+    TORCHTITAN: _write_toml,
+    DEEPSPEED: _write_json,
+    ACCELERATE: _write_yaml,
+}
+
+
+def find_framework(content: Mapping[str, Any]) -> str | None:
+    """Return the framework whose launch configuration a file holds; None for another file."""
+    marked = {name: one.marks for name, one in FRAMEWORKS.items() if one.marks}
+    return next((name for name, marks in marked.items() if all(mark in content for mark in marks)), None)
+
+
+def read_launch(content: Mapping[str, Any], text: str, file: str, models: Mapping[str, LanguageModel]) -> Configuration:
+    """Return the run that a framework's file configures; ``text``: the file's, for its comments; ``models``: known ones.
+
+    Raises InputError where a key has an unknown word, or the model is not known.
+    """
+    framework = str(find_framework(content))
+    script = {**dict(_SCRIPT.findall(text)), **content.get("trioflow", {})}
+    flat = dict(_flatten(content)) | {f"#{key}": value for key, value in script.items()}
+    if framework == NEMO:
+        return read_megatron(_from_bridge(flat), file, "model")
+    known: dict[str, Any] = {}
+    for one in list_keys(framework):
+        names = one.key.split(" ")
+        if all(name in flat for name in names):
+            value = flat[one.key] if len(names) == 1 else " ".join(str(flat[name]) for name in names)
+            known[one.field] = one.read(value)
+    model = models.get(str(known.get("name")))
+    if model is None:
+        raise InputError(
+            f"the file names no model that is known: {known.get('name', 'none')}",
+            file=file,
+            fix='add a line "# model: llama-3.1-8b", or in JSON "trioflow": {"model": "llama-3.1-8b"}',
+        )
+    return _settle(known, model)
+
+
+def _from_bridge(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of Megatron Bridge as Megatron-LM's arguments; what is set to false is left out."""
+    named = {one.key: one for one in list_keys(NEMO)}
+    arguments = {
+        named[key].field if key in named else key.rpartition(".")[2].replace("_", "-"): named[key].read(value)
+        if key in named
+        else value
+        for key, value in flat.items()
+    }
+    return {key: value for key, value in arguments.items() if value is not False}
+
+
+def _flatten(content: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a file under dotted keys."""
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{place}{key}.")
+        else:
+            yield f"{place}{key}", value
+
+
+def _settle(known: Mapping[str, Any], model: LanguageModel) -> Configuration:
+    """Return the configuration that a file's fields come to."""
+    degrees: dict[str, Any] = {
+        name: int(known[name]) for name in ("tensor", "context", "pipeline", "expert") if name in known
+    }
+    pipeline, parts = degrees.get("pipeline", 1), known.get("parts") or []
+    sharding, shared = str(known.get("sharding", "default")), int(known.get("sharded", 0))
+    if sharding == "default":  # torchtitan keeps weights gathered in a pipeline; others say what they shard
+        sharding = "none" if not shared else "zero2" if pipeline > 1 else "fsdp"
+    if shared:
+        replicas = int(known.get("replicate", 1))
+        sharding = "none" if shared == 1 else "hsdp" if replicas > 1 else sharding
+        known_sizes = {"data": replicas * shared, **({"shard": shared} if sharding == "hsdp" else {})}
+        degrees |= known_sizes if shared > 0 else {}
+    if "ranks" in known:
+        degrees["data"] = int(known["ranks"])
+    if pipeline > 1:
+        stages = len(parts) // pipeline if parts else None
+        degrees |= {"schedule": known.get("schedule", "1f1b")} | ({"stages_per_rank": stages} if stages else {})
+    degrees |= {"sharding": sharding if sharding in SHARDINGS else "none", "recompute": known.get("recompute", "none")}
+    tensor = degrees.get("tensor", 1) > 1
+    degrees |= {"sequence_parallel": tensor, "vocabulary_parallel": tensor}
+    micro = known.get("micro_batch", 1) if pipeline > 1 or "local_batch" not in known else known["local_batch"]
+    step = {"batch": int(micro)} | {name: known[name] for name in ("sequence", "precision", "fusion") if name in known}
+    step |= {"sequence": int(step["sequence"])} if "sequence" in step else {}
+    whole = int(known.get("global_batch", -1))
+    blocks = tuple(sum(name.startswith("layers.") for name in part) for part in parts)
+    return Configuration(model, step, degrees, global_batch=whole if whole > 0 else None, stages=blocks)
+
+
+def list_lost(asked: Configuration, plan: Plan, read: Configuration) -> list[str]:
+    """Return what a file does not say of a run, by the names of columns and sizes."""
+    usual = {cell.name: cell.default for cell in fields(Plan)}
+    quiet: tuple[str, ...] = (
+        "plan",
+        "data",
+        "micro_batches",
+        "accumulate",
+        "first_bucket_bytes",
+        "bucket_bytes",
+        "shard",
+    )
+    quiet += ("schedule", "context_method", "tensor_overlap") * (plan.tensor * plan.pipeline * plan.context == 1)
+    quiet += ("tensor_overlap",) * (plan.tensor_overlap != "products")
+    lost = []
+    for name, default in usual.items():
+        ours, theirs = getattr(plan, name), read.degrees.get(name, default if isinstance(default, int | str) else 1)
+        same = {str(ours), str(theirs)} <= {"full", "uniform:1"} or ours == theirs
+        if name not in quiet and not same and not (name == "schedule" and plan.pipeline == 1):
+            lost.append(f"{name} {ours}")
+    lost += [
+        name for name, value in asdict(asked.model).items() if name != "name" and value != asdict(read.model)[name]
+    ]
+    steps = {**asked.step, "global_batch": asked.global_batch}, {**read.step, "global_batch": read.global_batch}
+    return lost + [
+        f"{key} {steps[0][key]}"
+        for key in ("sequence", "precision", "global_batch")
+        if steps[0].get(key) != steps[1].get(key)
+    ]
+
+
+def express(
+    framework: str, asked: Configuration, plan: Plan, model: str, parse: Callable[[str, str], Configuration]
+) -> tuple[str, str]:
+    """Return a framework's file for a run, and why there is none (one of both is empty); ``parse`` reads text of a file."""
+    if any(one.field == "name" and one.words and one.write(model) is None for one in list_keys(framework)):
+        return "", f"it has no {model}"
+    text = write_launch(framework, describe_launch(asked, plan, model))
+    try:
+        lost = list_lost(asked, plan, parse(text, FRAMEWORKS[framework].file))
+    except InputError as error:
+        return "", error.problem
+    return ("", ", ".join(lost)) if lost else (text, "")
