@@ -8,7 +8,7 @@ from typing import Any
 from trioflow.base.errors import InputError
 from trioflow.base.units import format_bytes, format_count, format_time
 from trioflow.cli.answer import DAY_S, JOULES_PER_MWH, draw_bar, print_prediction, wrap
-from trioflow.cli.choices import GPUS, INTER_NODES, ROUTING, list_inter_node, list_model_options
+from trioflow.cli.choices import GPUS, INTER_NODES, ROUTING, list_given, list_inter_node, list_model_options
 from trioflow.cli.output import HTML, JSON, add_command, format_table, write_output, write_page
 from trioflow.cli.search import describe_odds, predict_best, print_search, show_progress
 from trioflow.parallel.memory.peak import find_fullest
@@ -86,7 +86,7 @@ def _run_plan(options: argparse.Namespace) -> None:
     """Find the best plans and print them."""
     write_page(options)
     names = ("tokens", "price", "power_w", "batch", "memory_margin", "routing", "top", "jobs", *STEP_WORDS)
-    asked = {name: getattr(options, name) for name in names}
+    asked = list_given(options, names)
     asked |= {"frameworks": [name.strip() for name in (options.frameworks or "").split(",") if name.strip()]}
     if options.output and not Path(options.output).is_dir():
         raise InputError(f"--output {options.output}: no such folder", fix="create it first")
