@@ -2,14 +2,15 @@ import json
 
 import pytest
 from few_facts import few_facts
-from trioflow.base.errors import group_warnings
+from trioflow.base.errors import InputError, group_warnings
 from trioflow.base.experiments import Plan
 from trioflow.cli.main import main
 from trioflow.cli.search import format_ranking
 from trioflow.prediction.assembly import predict
-from trioflow.sweeps.description import PLAN_COLUMNS
+from trioflow.sweeps.description import PLAN_COLUMNS, fill_values, load_sweep, read_assumptions
 from trioflow.sweeps.search import search
 from trioflow.sweeps.search_space import Space, choose_space
+from trioflow.sweeps.workshop import Workshop
 
 CONFIG = {
     "model_type": "llama",
@@ -117,3 +118,34 @@ def test_warnings_that_differ_in_their_numbers_are_one():
 
 def test_other_models_are_searched_as_before():
     assert choose_space(few_facts(workload="resnet18")) == Space()
+
+
+def test_scenarios_of_a_sweep_are_what_predict_answers(folder, tmp_path):
+    asked = [
+        {"sequence": 128, "precision": "fsdp2-mixed"},
+        {"sequence": 256, "fusion": "compile", "mode": "forward-backward", "slow_ranks": [(1, 2.0)]},
+        {
+            "sequence": 128,
+            "lora": 4,
+            "inter_node_bandwidth": "12.5e9",
+            "operator_scales": [("*mm", 0.5), ("*norm*", 2.0)],
+        },
+    ]
+    same = {"trace": str(folder), "platform": "dgx-h100", "ranks": 16, "sharding": "fsdp", "batch": 32}
+    rows = [
+        {key: "; ".join(f"{a} {b}" for a, b in v) if isinstance(v, list) else v for key, v in one.items()}
+        for one in asked
+    ]
+    file = tmp_path / "language.yaml"
+    file.write_text(
+        json.dumps({"description": "language models", "defaults": same, "list": [*rows, {"precision": "fp5"}]})
+    )
+    sweep, workshop = load_sweep(file), Workshop()
+    for number, step in enumerate(asked):
+        row = workshop.predict(number, sweep.scenarios[number])
+        expected = predict(str(folder), "fsdp", "dgx-h100", ranks=16, batch=32, **step)
+        names = ("step_time_s", "low_s", "high_s", "peak_memory_bytes")
+        assert [row[name] for name in names] == [getattr(expected, name) for name in names] and row["status"] == "ok"
+    assert "fp5" in workshop.predict(3, sweep.scenarios[3])["reason"]
+    with pytest.raises(InputError, match="semicolons between"):
+        read_assumptions(fill_values({**same, "slow_ranks": "one twice"}))

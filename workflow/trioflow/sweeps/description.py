@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +23,21 @@ from trioflow.base.settings import NAME, NOTHING, check_settings, read_cells, su
 from trioflow.base.yaml_files import parse_yaml, read_yaml
 from trioflow.costmodel.choices import THIS_MACHINE
 from trioflow.hardware.platform import list_platforms
-from trioflow.network.networks import DEFAULT_NETWORK
+from trioflow.network.inter_node import INTER_NODE
 from trioflow.parallel.plan import BUCKET_BYTES, make_plan
-from trioflow.trace.store import shipped_traces
+from trioflow.prediction.options import STEP_WORDS, Options
+from trioflow.trace.language.read import published_models
+from trioflow.trace.store import is_model, shipped_traces
 
 Values = Mapping[str, Any]
 """A value for every parameter."""
 
 _FIRST: dict[str, dict[str, Any]] = {
-    "trace": {"description": "trace by its name under `traces`, or a shipped one's name", "type": "string"},
+    "trace": {
+        "description": "trace by its name under `traces`, a shipped one's name, or a language model by its name or"
+        " configuration file",
+        "type": "string",
+    },
     "platform": {
         "description": "platform by its name under `platforms`, a shipped one's, or this-machine",
         "type": "string",
@@ -55,6 +61,13 @@ _FIRST: dict[str, dict[str, Any]] = {
         "minimum": 1,
         "default": None,
     },
+    "micro_batch": {
+        "description": "samples of a micro-batch where neither `micro_batches` nor `accumulate` says how many there are;"
+        " by default 1 for a language model by name or configuration",
+        "type": "integer",
+        "minimum": 1,
+        "default": None,
+    },
 }
 _CHANGED: dict[str, dict[str, Any]] = {
     "data": {"default": None},
@@ -69,22 +82,12 @@ _CHANGED: dict[str, dict[str, Any]] = {
 """Columns of a plan that have another default here; None, for what the command line would take."""
 _NOT_GIVEN = 0
 """Value of a number that is left out and has no default; nobody can give it."""
+ASSUMED = (
+    *("network", "cost_model", "override", "collectives", "anchor", "stages", "mode", "last_batch", *STEP_WORDS),
+    *("routing", *INTER_NODE, "operator_scales", "slow_ranks"),
+)
+"""Fields of ``Options`` that a scenario may give."""
 _LAST: dict[str, dict[str, Any]] = {
-    "network": {
-        "description": "how flows share links, as `trioflow simulate --network`",
-        "type": "string",
-        "default": DEFAULT_NETWORK,
-    },
-    "cost_model": {
-        "description": "operator model, as `trioflow simulate --cost-model`; empty for the one of the device",
-        "type": "string",
-        "default": "",
-    },
-    "override": {
-        "description": "file of operator times from elsewhere, as `trioflow simulate --override`; empty for none",
-        "type": "string",
-        "default": "",
-    },
     "compute_scale": {
         "description": "factor on every compute time",
         "type": "number",
@@ -112,23 +115,32 @@ _LAST: dict[str, dict[str, Any]] = {
     },
 }
 _FACTORS = ("compute_scale", "communication_scale", "rank_spread")
-_TYPES = {int: "integer", str: "string", bool: "boolean"}
+_TYPES = {"int": ("integer", None), "float": ("number", None), "bool": ("boolean", False), "str": ("string", "")}
+"""Types of fields as JSON has them, and their defaults where the field's own is none."""
 PLAN_COLUMNS = tuple(column.name for column in fields(Plan) if column.name != "plan")
 DEGREES = ("data", "tensor", "context", "pipeline")
 
 
-def _plan_parameters() -> dict[str, dict[str, Any]]:
-    """Return the columns of ``plans.tsv`` as parameters, whatever columns there are."""
-    hints = get_type_hints(Plan)
+def _read_parameters(record: Any, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return declared fields of a dataclass as parameters; what is neither a number nor a truth is text, as the command has it."""
     found = {}
-    for column in fields(Plan):
-        if column.name in PLAN_COLUMNS:
-            entry = {"type": _TYPES[hints[column.name]], **column.metadata["schema"]}
-            found[column.name] = {**entry, **_CHANGED.get(column.name, {})}
+    for name in names:
+        one = record.__dataclass_fields__[name]
+        word, _, rest = str(getattr(one.type, "__name__", one.type)).partition(" | ")
+        kind, default = _TYPES[word if rest in ("", "None") and word in _TYPES else "str"]
+        schema = {key: list(value) if key == "enum" else value for key, value in one.metadata["schema"].items()}
+        if schema.get("default") in (None, ()):
+            schema["default"] = default
+        found[name] = {"type": kind, **schema, **_CHANGED.get(name, {})}
     return found
 
 
-PARAMETERS: dict[str, dict[str, Any]] = {**_FIRST, **_plan_parameters(), **_LAST}
+PARAMETERS: dict[str, dict[str, Any]] = {
+    **_FIRST,
+    **_read_parameters(Plan, PLAN_COLUMNS),
+    **_read_parameters(Options, ASSUMED),
+    **_LAST,
+}
 """JSON schema of each parameter; one without a default must be given."""
 
 
@@ -151,6 +163,20 @@ def fill_values(given: Values) -> dict[str, Any]:
     if not values["rank_spread"]:
         values["seed"] = 0
     return values
+
+
+def read_assumptions(values: Values) -> dict[str, Any]:
+    """Return what a scenario assumes, as fields of ``Options``; InputError where a factor is no number."""
+    given = {name: values[name] for name in ASSUMED if values[name] not in ("", _NOT_GIVEN, False)}
+    for name, kind in (("operator_scales", str), ("slow_ranks", int)):
+        parts = [part.rsplit(maxsplit=1) for part in str(given.pop(name, "")).split(";") if part.strip()]
+        try:
+            given |= {name: [(kind(who.strip()), float(factor)) for who, factor in parts]} if parts else {}
+        except ValueError:
+            raise InputError(
+                f"{name} {values[name]!r}", fix="write a name or rank and a factor; semicolons between"
+            ) from None
+    return given
 
 
 def resolve_plan(values: Values) -> Plan:
@@ -422,7 +448,7 @@ def load_sweep(path: str | Path) -> Sweep:
         content["traces"] = listed
     settings = check_settings(content, sweep_schema(), file)
     known = {
-        "trace": {*settings["traces"], *shipped_traces()},
+        "trace": {*settings["traces"], *shipped_traces(), *published_models()},
         "platform": {*settings["platforms"], *list_platforms(), THIS_MACHINE},
     }
     blocks = []
@@ -485,7 +511,7 @@ def _check_room(room: int, file: Path, place: str) -> None:
 def _check_names(block: Block, name: str, names: set[str], file: Path, places: Callable[[int], str]) -> None:
     """Refuse a scenario without trace or platform, or with one that nobody knows."""
     for value, number in block.first_places(name):
-        if value not in names:
+        if value not in names and not (name == "trace" and value and is_model(value)):
             problem = f"unknown {name} {value!r}" if value else f"the {name} is missing"
             fix = suggest_name(value, sorted(names)) if value else f"name one of {', '.join(sorted(names))}"
             raise InputError(problem, file=file, place=f"{places(number)}.{name}", fix=fix)

@@ -25,7 +25,7 @@ from trioflow.engine.compiled.run import is_repaid
 from trioflow.hardware.device_sheet import DeviceSheet
 from trioflow.hardware.machine import Platform
 from trioflow.network.collectives import CollectiveCost
-from trioflow.network.inter_node import open_platform
+from trioflow.network.inter_node import INTER_NODE, open_platform
 from trioflow.network.networks import DEFAULT_NETWORK
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.parallel.splits.routing import set_routing
@@ -36,14 +36,23 @@ from trioflow.prediction.assembly import (
     build_graph,
     choose_collectives,
     count_samples,
+    cut_micro_batches,
     find_model,
     join_step,
     load_traces,
     time_operators,
 )
-from trioflow.prediction.options import Options
+from trioflow.prediction.options import DEFAULTS, STEP_WORDS, Options
 from trioflow.prediction.step import Step
-from trioflow.sweeps.description import PARAMETERS, PLAN_COLUMNS, Sweep, load_sweep, resolve_batch, resolve_plan
+from trioflow.sweeps.description import (
+    PARAMETERS,
+    PLAN_COLUMNS,
+    Sweep,
+    load_sweep,
+    read_assumptions,
+    resolve_batch,
+    resolve_plan,
+)
 from trioflow.trace.pack import MEMBERS
 from trioflow.trace.store import Trace
 
@@ -106,14 +115,23 @@ class Workshop:
             self._traces[name, samples] = [set_routing(trace, self.routing) for trace in traces]
         return self._traces[name, samples]
 
-    def load_platform(self, name: str, ranks: int) -> Platform:
-        """Return a platform with a number of ranks."""
+    def name_step(self, name: str, step: Mapping[str, Any]) -> str:
+        """Return a name for a language model's trace under what is asked of its step; that of the trace without."""
+        if not step:
+            return name
+        key = f"{name} {json.dumps(step)}"
+        self.trace_files[key] = self.trace_files.get(name, name)
+        self.steps[key] = {**self.steps.get(name, {}), **step}
+        return key
+
+    def load_platform(self, name: str, ranks: int, **inter_node: Any) -> Platform:
+        """Return a platform with a number of ranks, with the network between nodes as measured."""
         file = self.platform_files.get(name, name)
         if isinstance(file, Platform) and file.ranks < ranks:
             raise InputError(f"{name} has {file.ranks} ranks, not {ranks}", fix="load it with more of them")
         if isinstance(file, Platform):
             file = replace(file, ranks=ranks)
-        platform: Platform = self._machines.recall(open_platform, (file, ranks), self.inter_node)
+        platform: Platform = self._machines.recall(open_platform, (file, ranks), {**self.inter_node, **inter_node})
         return platform
 
     def load_collectives(self, platform: Platform) -> CollectiveCost | None:
@@ -138,11 +156,18 @@ class Workshop:
         return self._times[key]
 
     def build_graph(
-        self, times: DeviceTimes, key: Sequence[Any], plan: Plan, batch: int, platform: Platform
+        self,
+        times: DeviceTimes,
+        key: Sequence[Any],
+        plan: Plan,
+        batch: int,
+        platform: Platform,
+        options: Options = DEFAULTS,
     ) -> tuple[str, TaskGraph]:
         """Return a plan's graph and the digest of what it was built from; the last ones are kept.
 
-        ``key`` says what ``times`` are of: trace, cost model, override; of the platform the host costs count.
+        ``key`` says what ``times`` are of (trace, cost model, override) and what ``options`` are; of the platform the host
+        costs count.
         """
         device = platform.device
         numbers = dict(device.sheet.numbers) if device.sheet else {}
@@ -153,16 +178,19 @@ class Workshop:
             return digest, self._graphs[digest]
         with remembering(self.memory):
             host = platform.host_of(plan, times.traces[0].facts.recipe.framework)
-            graph = build_graph(times, plan, batch=batch, host=host, device=device)
+            graph = build_graph(times, plan, batch=batch, host=host, options=options, device=device)
         self.graphs += 1
         self._graphs[digest] = graph
         if len(self._graphs) > _MOST_GRAPHS:
             self._graphs.popitem(last=False)
         return digest, graph
 
-    def prepare(self, times: DeviceTimes, graph: TaskGraph, platform: Platform, **asked: Any) -> Step:
-        """Return the step of a graph with the platform's own collectives."""
-        return join_step(graph, times, platform, Options(collectives=self.load_collectives(platform), **asked))
+    def prepare(
+        self, times: DeviceTimes, graph: TaskGraph, platform: Platform, options: Options = DEFAULTS, **changes: Any
+    ) -> Step:
+        """Return the step of a graph, with the platform's own collectives unless the options name others."""
+        collectives = options.collectives or self.load_collectives(platform)
+        return join_step(graph, times, platform, replace(options, collectives=collectives, **changes))
 
     def simulate(self, step: Step) -> Prediction:
         """Return the prediction of a step.
@@ -180,40 +208,49 @@ class Workshop:
 
     def predict(self, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the row of a scenario, number ``number`` in the column ``scenario``: ``tables.SWEEP_RESULTS``."""
-        traces = self.load_traces(values["trace"])
+        name = str(values["trace"])
+        model = find_model(self.trace_files.get(name, name))
+        # A file that cannot be read is the sweep's fault, not a scenario's.
+        workload = str(model) if model else self.load_traces(name)[0].facts.workload
         self.load_platform(values["platform"], 1)
         row: dict[str, Any] = {
             "scenario": number,
             **values,
-            "workload": traces[0].facts.workload,
+            "workload": workload,
             "status": INFEASIBLE,
             "reason": "",
             **dict.fromkeys(_ABSENT),
         }
         try:
+            options = Options(interval=self.interval, **read_assumptions(values))
+            step = {word: value for word, value in options.language_step.items() if value is not None}
+            trace = self.name_step(name, step)
+            facts = self.load_traces(trace)[0].facts
             plan = resolve_plan(values)
-            batch = resolve_batch(values, plan, traces[0].facts.batch)
+            batch = resolve_batch(values, plan, facts.batch)
+            if not (values["micro_batches"] or values["accumulate"] > 1 or options.last_batch):
+                plan = cut_micro_batches(self.trace_files.get(trace, trace), plan, batch, values["micro_batch"] or None)
             row |= {name: getattr(plan, name) for name in PLAN_COLUMNS}
-            row |= {"ranks": plan.ranks, "batch": batch, "samples": batch // plan.data}
-            return row | self._simulate(values, plan, batch)
+            row |= {"ranks": plan.ranks, "batch": batch, "samples": batch // plan.data, "workload": facts.workload}
+            return row | self._simulate(values, trace, options, plan, batch)
         except TrioflowError as error:
             # Without the file, which is a path of this machine.
             words = [error.problem, error.fix] if isinstance(error, InputError) else [str(error)]
             return row | {"status": INFEASIBLE, "reason": "; ".join(filter(None, words))}
 
-    def _simulate(self, values: Mapping[str, Any], plan: Plan, batch: int) -> dict[str, Any]:
+    def _simulate(
+        self, values: Mapping[str, Any], trace: str, options: Options, plan: Plan, batch: int
+    ) -> dict[str, Any]:
         """Return what a scenario comes to."""
-        platform = self.load_platform(values["platform"], plan.ranks)
-        key = [values[name] for name in ("trace", "cost_model", "override")]
-        samples = count_samples(plan, batch)
-        times = self.time_operators(key[0], platform.device.described, key[1], key[2], samples)
-        digest, graph = self.build_graph(times, key, plan, batch, platform)
+        platform = self.load_platform(values["platform"], plan.ranks, **options.inter_node)
+        key = [trace, *(values[name] for name in ("cost_model", "override", *OF_GRAPH))]
+        times = self.time_operators(trace, platform.device.described, key[1], key[2], count_samples(plan, batch))
+        digest, graph = self.build_graph(times, key, plan, batch, platform, options)
         step = self.prepare(
             times,
             graph,
             platform,
-            interval=self.interval,
-            network=values["network"],
+            options,
             compute_scale=draw_scales(values, plan.ranks),
             communication_scale=values["communication_scale"],
         )
@@ -233,6 +270,8 @@ class Workshop:
         return described | {name: found.get(name) for name in PREDICTED} | {"status": OK}
 
 
+OF_GRAPH = ("anchor", "stages", "mode", "last_batch", "routing")
+"""Assumptions that decide a graph, beside what the trace is asked."""
 _ABSENT = (*PREDICTED, "peak_memory_bytes", "memory_bytes", "device_name", "plan_text", "graph")
 """Columns that a scenario without a graph or a time leaves empty."""
 
@@ -321,11 +360,14 @@ def plan_sweep(description: str, size: int) -> dict[str, list[str]]:
     return {chunk.digest: list_chunk_files(sweep, chunk.numbers) for chunk in cut_chunks(sweep, size)}
 
 
-SIMULATED_ONLY = ("platform", "network", "compute_scale", "communication_scale", "rank_spread", "seed")
+SIMULATED_ONLY = (
+    *("platform", "network", "collectives", *INTER_NODE, "operator_scales", "slow_ranks"),
+    *("compute_scale", "communication_scale", "rank_spread", "seed"),
+)
 """Parameters that leave operators and their sizes alone: scenarios that differ in these only stay together."""
 _PACK_ENDINGS = (".zip", ".trace")
 """What a pack that is not there yet is recognised by."""
-_FIRST = ("trace", "cost_model", "override", "tensor", "samples", "micro_batches", "batch")
+_FIRST = ("trace", *STEP_WORDS, "cost_model", "override", "tensor", "samples", "micro_batches", "batch")
 """Parameters that decide the sizes of operators, the most expensive to have again first."""
 _GRAPH = (*_FIRST, *(name for name in PARAMETERS if name not in _FIRST and name not in SIMULATED_ONLY))
 """Parameters that decide a graph, the device apart."""
