@@ -26,8 +26,7 @@ from trioflow.hardware.platform import list_platforms
 from trioflow.network.inter_node import INTER_NODE
 from trioflow.parallel.plan import BUCKET_BYTES, make_plan
 from trioflow.prediction.options import STEP_WORDS, Options
-from trioflow.trace.language.read import published_models
-from trioflow.trace.store import is_model, shipped_traces
+from trioflow.trace.store import is_model, language_models, shipped_traces
 
 Values = Mapping[str, Any]
 """A value for every parameter."""
@@ -448,7 +447,7 @@ def load_sweep(path: str | Path) -> Sweep:
         content["traces"] = listed
     settings = check_settings(content, sweep_schema(), file)
     known = {
-        "trace": {*settings["traces"], *shipped_traces(), *published_models()},
+        "trace": {*settings["traces"], *shipped_traces(), *language_models().published_models()},
         "platform": {*settings["platforms"], *list_platforms(), THIS_MACHINE},
     }
     blocks = []
