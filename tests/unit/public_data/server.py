@@ -1,7 +1,6 @@
 """A real HTTP server on this machine that serves files, well or in every wrong way."""
 
 import hashlib
-import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,13 +31,9 @@ class Served:
 
     content: dict[str, bytes]
     answers: list[Answer] = field(default_factory=list)
-    asked: list[tuple[str, str]] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
     url: str = ""
-
-    @property
-    def ranges(self) -> list[str]:
-        return [range_ for _, range_ in self.asked]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -47,7 +42,7 @@ class Handler(BaseHTTPRequestHandler):
     served: Served
 
     def do_GET(self) -> None:
-        self.served.asked.append((self.path, self.headers.get("Range", "")))
+        self.served.asked.append(self.path)
         content = self.served.content.get(unquote(self.path))
         answer = self.served.answers.pop(0) if self.served.answers else well
         if content is None and answer is well:
@@ -56,10 +51,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
-
-    def start(self) -> int:
-        found = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        return int(found[1]) if found else 0
 
     def send(self, code: int, body: bytes, **headers: object) -> None:
         self.send_response(code)
@@ -71,17 +62,6 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def well(handler: Handler, content: bytes) -> None:
-    start = handler.start()
-    if not start:
-        handler.send(200, content)
-    elif start >= len(content):
-        handler.send(416, b"", Content_Range=f"bytes */{len(content)}")
-    else:
-        sent = f"bytes {start}-{len(content) - 1}/{len(content)}"
-        handler.send(206, content[start:], Content_Range=sent)
-
-
-def ignore_range(handler: Handler, content: bytes) -> None:
     handler.send(200, content)
 
 
@@ -95,21 +75,12 @@ def instead(body: bytes, **headers: object) -> Answer:
 
 
 def corrupt(handler: Handler, content: bytes) -> None:
-    start = handler.start()
-    well(handler, content[:start] + bytes([content[start] ^ 1]) + content[start + 1 :])
+    well(handler, bytes([content[0] ^ 1]) + content[1:])
 
 
-def drop_after(size: int, declared: int | None = None) -> Answer:
+def drop_after(size: int) -> Answer:
     """Send so many bytes of the answer, then close."""
-
-    def answer(handler: Handler, content: bytes) -> None:
-        start = handler.start()
-        left = content[start:]
-        length = len(left) if declared is None else declared
-        sent = f"bytes {start}-{len(content) - 1}/{len(content)}"
-        handler.send(206 if start else 200, left[:size], Content_Length=length, Content_Range=sent)
-
-    return answer
+    return lambda handler, content: handler.send(200, content[:size], Content_Length=len(content))
 
 
 def hang_after(size: int) -> Answer:
@@ -129,10 +100,6 @@ def say_nothing(handler: Handler, content: bytes) -> None:
 
 def close(handler: Handler, content: bytes) -> None:
     """Close without an answer."""
-
-
-def other_piece(handler: Handler, content: bytes) -> None:
-    handler.send(206, content[1:], Content_Range=f"bytes 1-{len(content) - 1}/{len(content)}")
 
 
 def redirect(url: str) -> Answer:

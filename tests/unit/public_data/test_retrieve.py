@@ -1,21 +1,13 @@
 """Retrieval against a real server that truncates, corrupts, refuses, hangs; and from a mirror."""
 
-import errno
-import fcntl
 import hashlib
-import json
-import os
 import random
 import resource
-import signal
 import socket
 import ssl
-import subprocess
-import sys
-import time
 import urllib.error
 import urllib.request
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -50,10 +42,6 @@ def waits() -> list[float]:
     return []
 
 
-def part_of(target: Path) -> Path:
-    return target.with_name(target.name + ".part")
-
-
 def get(
     served: on.Served, target: Path, waits: list[float] | None = None, entry: DatasetFile = ENTRY, **options: object
 ) -> Retrieval:
@@ -78,7 +66,7 @@ def test_a_file_comes_from_its_pinned_address_whatever_its_name(target: Path) ->
     with on.serve_entry(ENTRY, CONTENT) as served:
         assert get(served, target) == Retrieval(target, f"{served.url}/{ENTRY.address}")
     assert target.read_bytes() == CONTENT
-    assert served.asked == [(f"/some/data.set/{on.COMMIT}/some%20folder/a%20%281%29%20%5Bx%5D%20%23%2B%25%3F.csv", "")]
+    assert served.asked == [f"/some/data.set/{on.COMMIT}/some%20folder/a%20%281%29%20%5Bx%5D%20%23%2B%25%3F.csv"]
     assert [path.name for path in target.parent.iterdir()] == [target.name]
     assert target.stat().st_mode & 0o777 == 0o644
 
@@ -111,51 +99,33 @@ class Story:
     """What a server answers in turn, and how retrieving from it ends."""
 
     answers: list[on.Answer]
-    ranges: list[str]
-    """What was asked for, in turn."""
     waits: list[float]
     words: list[str] = field(default_factory=list)
     """Of the refusal; none where the file arrives."""
-    kept: bytes = b""
-    """What a refusal leaves of the file."""
     options: dict[str, float] = field(default_factory=dict)
 
 
-HALF, WRONG = (
-    on.drop_after(70_000),
-    ["something else than was pinned", ENTRY.sha256[:12], ENTRY.key, "TRIOFLOW_DATA_MIRROR"],
-)
+HALF = on.drop_after(70_000)
+WRONG = ["something else than was pinned", ENTRY.sha256[:12], ENTRY.key, "TRIOFLOW_DATA_MIRROR"]
 GIVEN_UP = ["503", ENTRY.address, "4 requests", "https_proxy", "TRIOFLOW_DATA_MIRROR"]
 LOGIN = on.instead(b"<html>please log in</html>", Content_Type="text/html; charset=utf-8")
-REST = "bytes=70000-"
 STORIES = {
-    "truncated twice: resumed, waits grow": Story(
-        [HALF, on.drop_after(50_000)], ["", REST, "bytes=120000-"], [FIRST_WAIT_S, 2 * FIRST_WAIT_S]
-    ),
-    "ranges are ignored: read from the start": Story([HALF, on.ignore_range], ["", REST], [1.0]),
-    # A wrong join would cost the second chance.
-    "another piece: asked from the start": Story([HALF, on.other_piece, on.corrupt], ["", REST, "", ""], [1.0]),
-    "corrupted: once more": Story([on.corrupt], ["", ""], []),
-    "closed without an answer": Story([on.close, on.close], [""] * 3, [1.0, 2.0]),
-    "silent: what came before counts": Story(
-        [on.say_nothing, on.hang_after(70_000)], ["", "", REST], [1.0, 2.0], options={"timeout_s": 0.2}
-    ),
+    "truncated twice: waits grow": Story([HALF, on.drop_after(50_000)], [FIRST_WAIT_S, 2 * FIRST_WAIT_S]),
+    "closed without an answer": Story([on.close, on.close], [1.0, 2.0]),
+    "silent": Story([on.say_nothing, on.hang_after(70_000)], [1.0, 2.0], options={"timeout_s": 0.2}),
     "silent for good": Story(
-        [on.say_nothing] * 2, ["", ""], [1.0], ["no answer within 0.1 s"], options={"attempts": 2, "timeout_s": 0.1}
+        [on.say_nothing] * 2, [1.0], ["no answer within 0.1 s"], options={"attempts": 2, "timeout_s": 0.1}
     ),
-    **{
-        f"busy with {code}": Story([on.status(code)] * 3, [""] * 4, [1.0, 2.0, 4.0])
-        for code in (408, 429, 500, 502, 503, 504)
-    },
-    "busy for good": Story([on.status(503)] * 9, [""] * 4, [1.0, 2.0, 4.0], GIVEN_UP, options={"attempts": 4}),
+    **{f"busy with {code}": Story([on.status(code)] * 3, [1.0, 2.0, 4.0]) for code in (408, 429, 500, 502, 503, 504)},
+    "busy for good": Story([on.status(503)] * 9, [1.0, 2.0, 4.0], GIVEN_UP, options={"attempts": 4}),
     "waits are limited": Story(
-        [on.status(503)] * 9, [""] * 10, [min(2.0**n, LONGEST_WAIT_S) for n in range(9)], options={"attempts": 10}
+        [on.status(503)] * 9, [min(2.0**n, LONGEST_WAIT_S) for n in range(9)], options={"attempts": 10}
     ),
     "a long pause is asked for: not pressed": Story(
-        [on.status(429, Retry_After=3600)], [""], [], ["429", "asks to wait 3600 s"]
+        [on.status(429, Retry_After=3600)], [], ["429", "asks to wait 3600 s"]
     ),
     **{
-        f"refused with {code}": Story([on.status(code)], [""], [], [ENTRY.key, *words])
+        f"refused with {code}": Story([on.status(code)], [], [ENTRY.key, *words])
         for code, *words in (
             (404, "does not exist (404)", "TRIOFLOW_DATA_URL", "TRIOFLOW_DATA_MIRROR"),
             (410, "does not exist (410)"),
@@ -164,16 +134,12 @@ STORIES = {
             (407, "proxy", "login"),
         )
     },
-    "refused half-way: kept": Story([HALF, on.status(404)], ["", REST], [1.0], ["404"], CONTENT[:70_000]),
-    "wrong content": Story([on.corrupt, on.corrupt], ["", ""], [], WRONG),
-    "wrong content behind a half": Story([HALF, on.corrupt, on.corrupt], ["", REST, ""], [1.0], WRONG),
-    "another content": Story([on.instead(OTHER)] * 2, ["", ""], [], WRONG),
-    "longer content": Story([on.instead(OTHER + b"more")] * 2, ["", ""], [], WRONG),
-    "a login page": Story([LOGIN, LOGIN], ["", ""], [1.0], ["web page", "login"], options={"attempts": 2}),
-    "a length too small: the rest is asked for": Story(
-        [on.drop_after(len(CONTENT), 50_000)], ["", "bytes=50000-"], [1.0]
-    ),
-    "a length too large: complete before the answer is": Story([on.drop_after(len(CONTENT), 400_000)], [""], []),
+    "ended early for good": Story([HALF] * 2, [1.0], ["ended after 70000 of 200000"], options={"attempts": 2}),
+    "refused after a half": Story([HALF, on.status(404)], [1.0], ["404"]),
+    "wrong content": Story([on.corrupt], [], WRONG),
+    "another content": Story([on.instead(OTHER)], [], WRONG),
+    "longer content": Story([on.instead(OTHER + b"more")], [], WRONG),
+    "a login page": Story([LOGIN, LOGIN], [1.0], ["web page", "login"], options={"attempts": 2}),
 }
 
 
@@ -185,48 +151,9 @@ def test_a_server_s_mishaps_end_with_the_file_or_one_sentence(target: Path, wait
             fails(served, target, *story.words, waits=waits, **story.options)
         else:
             get(served, target, waits, **story.options)
-    assert (served.ranges, waits) == (story.ranges, story.waits)
-    left = {path.name: path.read_bytes() for path in target.parent.iterdir()}
-    kept = {part_of(target).name: story.kept} if story.kept else {}
-    assert left == (kept if story.words else {target.name: CONTENT})
-
-
-@pytest.mark.parametrize(
-    ("left", "ranges"),
-    [
-        (OTHER[:70_000], ["bytes=70000-", ""]),  # joined, wrong, once more from zero
-        (CONTENT[:70_000], ["bytes=70000-"]),
-        (CONTENT, []),
-        (OTHER, [""]),
-        (CONTENT + b"x", [""]),
-    ],
-)
-def test_a_part_left_by_an_earlier_run_is_used_if_it_is_right(target: Path, left: bytes, ranges: list[str]) -> None:
-    target.parent.mkdir(parents=True)
-    part_of(target).write_bytes(left)
-    with on.serve_entry(ENTRY, CONTENT) as served:
-        get(served, target)
-    assert served.ranges == ranges
-    assert target.read_bytes() == CONTENT and not part_of(target).exists()
-
-
-def test_what_arrived_before_giving_up_is_kept_and_resumed_by_the_next_call(target: Path) -> None:
-    with on.serve_entry(ENTRY, CONTENT, on.drop_after(70_000), on.status(503)) as served:
-        fails(served, target, "503", "70000 of 200000 bytes are kept", attempts=2)
-        assert part_of(target).read_bytes() == CONTENT[:70_000]
-        get(served, target)
-    assert served.ranges == ["", "bytes=70000-", "bytes=70000-"]
-    assert target.read_bytes() == CONTENT and not part_of(target).exists()
-
-
-def test_a_part_longer_than_the_servers_file_is_dropped(target: Path) -> None:
-    """The server's file is another, shorter one: its end answers 416."""
-    target.parent.mkdir(parents=True)
-    part_of(target).write_bytes(CONTENT[:-10])
-    short = CONTENT[:1000]
-    with on.serve_entry(ENTRY, short) as served:
-        fails(served, target, "ended after 1000 of 200000 bytes", attempts=2)
-    assert served.ranges == [f"bytes={len(CONTENT) - 10}-", ""]
+    assert waits == story.waits
+    assert len(served.asked) == len(waits) + 1
+    assert [path.name for path in target.parent.iterdir()] == ([] if story.words else [target.name])
 
 
 def test_a_server_says_how_long_to_wait(target: Path, waits: list[float]) -> None:
@@ -239,7 +166,7 @@ def test_a_server_says_how_long_to_wait(target: Path, waits: list[float]) -> Non
     ]
     with on.serve_entry(ENTRY, CONTENT, *answers) as served:
         get(served, target, waits)
-    assert waits[0] == 7 and 20 < waits[1] <= 30 and waits[2:] == [4.0]
+    assert waits[0] == 7 and 20 < waits[1] <= 30 and waits[2:] == [4.0, 0.0]
     assert len(served.asked) == 5
 
 
@@ -281,14 +208,13 @@ def test_an_address_that_is_none(target: Path, url: str) -> None:
     fails(on.Served({}, url=url), target, "is not a URL", "TRIOFLOW_DATA_URL")
 
 
-def test_a_redirect_is_followed_with_its_range(target: Path) -> None:
+def test_a_redirect_is_followed(target: Path) -> None:
     with (
         on.serve(content={"/there": CONTENT}) as second,
-        on.serve_entry(ENTRY, CONTENT, *[on.redirect(f"{second.url}/there")] * 2) as first,
+        on.serve_entry(ENTRY, CONTENT, on.redirect(f"{second.url}/there")) as first,
     ):
-        second.answers.append(on.drop_after(70_000))
         get(first, target)
-    assert second.asked == [("/there", ""), ("/there", "bytes=70000-")]
+    assert second.asked == ["/there"]
     assert target.read_bytes() == CONTENT
 
 
@@ -301,10 +227,10 @@ def test_a_redirect_in_circles_ends(target: Path) -> None:
 
 def test_a_proxy_is_used(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = f"http://data.example/{ENTRY.address}"
-    with on.serve(on.ignore_range, content={on.unquote(address): CONTENT}) as proxy:
+    with on.serve(content={on.unquote(address): CONTENT}) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
         get(on.Served({}, url="http://data.example/"), target)
-    assert proxy.asked == [(address, "")], "a slash at the end of the base is not a second one"
+    assert proxy.asked == [address], "a slash at the end of the base is not a second one"
     assert target.read_bytes() == CONTENT
 
 
@@ -325,7 +251,7 @@ def test_a_git_lfs_pointer_leads_to_the_address_of_the_content(target: Path) -> 
     ):
         found = get(small, target, lfs_url=large.url + "/")
     assert found.source == f"{large.url}/{ENTRY.address}" and target.read_bytes() == CONTENT
-    assert (small.ranges, large.ranges) == ([""], ["", "bytes=70000-"])
+    assert (len(small.asked), len(large.asked)) == (1, 2)
 
 
 def test_git_lfs_pointers_that_lead_nowhere_are_refused(target: Path) -> None:
@@ -351,19 +277,15 @@ def test_every_sequence_of_mishaps_ends_with_the_right_file_or_none(tmp_path: Pa
                     choose.choice(
                         [
                             on.well,
-                            on.ignore_range,
                             on.corrupt,
                             on.drop_after(size),
                             on.status(503),
                             on.close,
-                            on.drop_after(5000, size),
-                            on.other_piece,
                             on.instead(content[:size]),
                             on.pointer(content),
                             on.instead(OTHER[:5000]),
                             on.instead(OTHER),
                             on.status(404),
-                            on.status(416),
                         ]
                     )
                 )
@@ -373,8 +295,7 @@ def test_every_sequence_of_mishaps_ends_with_the_right_file_or_none(tmp_path: Pa
                 except DatasetError as error:
                     outcomes.add(type(error))
                     assert not target.exists()
-                    names = {path.name for path in target.parent.iterdir()}
-                    assert names <= {"file.part"}
+                    assert not any(target.parent.iterdir())
                 else:
                     outcomes.add(bytes)
                     assert target.read_bytes() == content
@@ -461,66 +382,3 @@ def test_a_full_disk_is_told_and_not_retried(target: Path, waits: list[float]) -
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert len(served.asked) == 1 and waits == []
-
-
-RETRIEVE = """\
-import json, sys
-from trioflow.datasets.catalogue import DatasetFile
-from trioflow.datasets.retrieve import retrieve_file
-entry = DatasetFile(**json.loads(sys.argv[3]))
-print("ready", flush=True)
-print(retrieve_file(entry, sys.argv[1], base_url=sys.argv[2], sleep=lambda _: None).source)
-"""
-
-
-def start_process(served: on.Served, target: Path) -> subprocess.Popen[str]:
-    facts = json.dumps(asdict(ENTRY))
-    command = [sys.executable, "-c", RETRIEVE, str(target), served.url, facts]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    return process
-
-
-def wait_until(condition: object, *processes: subprocess.Popen[str]) -> None:
-    while not condition():  # type: ignore[operator]
-        assert all(process.poll() is None for process in processes), "it never came"
-        time.sleep(0.01)
-
-
-def test_processes_that_want_the_same_file_take_turns(target: Path) -> None:
-    with on.serve_entry(ENTRY, CONTENT, on.hang_after(70_000)) as served:
-        processes = [start_process(served, target) for _ in range(3)]
-        wait_until(lambda: part_of(target).exists() and part_of(target).stat().st_size == 70_000, *processes)
-        time.sleep(0.3)
-        assert len(served.asked) == 1, "the others wait"
-        served.released.set()
-        sources = sorted(process.communicate()[0].strip() for process in processes)
-    assert [process.returncode for process in processes] == [0, 0, 0]
-    assert sources == [THERE, THERE, f"{served.url}/{ENTRY.address}"]
-    assert served.ranges == ["", "bytes=70000-"]
-    assert target.read_bytes() == CONTENT
-    assert [path.name for path in target.parent.iterdir()] == [target.name]
-
-
-def test_a_killed_download_is_taken_up(target: Path) -> None:
-    with on.serve_entry(ENTRY, CONTENT, on.hang_after(70_000)) as served:
-        process = start_process(served, target)
-        wait_until(lambda: part_of(target).exists() and part_of(target).stat().st_size == 70_000, process)
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
-        assert not target.exists()
-        get(served, target)
-    assert served.ranges == ["", "bytes=70000-"] and target.read_bytes() == CONTENT
-
-
-def test_a_file_system_without_locks_still_gets_the_file(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with on.serve_entry(ENTRY, CONTENT, on.status(404)) as served:
-        fails(served, target, "404")
-        assert list(target.parent.iterdir()) == []
-        get(served, target)
-    assert target.read_bytes() == CONTENT
-    assert [path.name for path in target.parent.iterdir()] == [target.name]
