@@ -104,7 +104,7 @@ def _write_keywords() -> dict[Path, str]:
 
 def _write_fields(kinds: dict[str, str], function: Any) -> str:
     """Return the fields of a typed dictionary: what a function does not name itself."""
-    code = function.__code__
+    code = inspect.unwrap(function).__code__
     named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     return "".join(f"    {name}: {kind}\n" for name, kind in kinds.items() if name not in (*named, "plan"))
 

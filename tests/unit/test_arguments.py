@@ -111,3 +111,27 @@ def test_threads_predict_models_that_nobody_traced_yet(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.split() == ["True", "True"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("call", "python", "command"),
+    [
+        (lambda: predict(TRACE, plan(), PLATFORM, slow_ranks=[(99, 2)]), "slow_ranks=99: the", "--slow-rank 99: the"),
+        (
+            lambda: predict(TRACE, plan(), PLATFORM, operator_scales=[("mn", 2)]),
+            "operator_scales mn: no",
+            "--scale-operator mn",
+        ),
+        (
+            lambda: predict(TRACE, platform=PLATFORM, ranks=2),
+            "ranks=2 without a plan; .*plan fsdp, or data, tensor and",
+            "--ranks",
+        ),
+        (lambda: trioflow.named_plan("ddp", 8, data=2), "ranks=8 is not the product 2 data", "--ranks 8"),
+        (lambda: trioflow.search(TRACE, 2, PLATFORM, power_w=-1), "power_w -1|power_w=-1", "--power-w"),
+    ],
+)
+def test_errors_from_python_name_keywords_and_the_command_flags(call, python, command):
+    with pytest.raises(trioflow.TrioflowError, match=python) as caught:
+        call()
+    assert "--" not in str(caught.value) and command in caught.value.of_command

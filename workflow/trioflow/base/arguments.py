@@ -3,11 +3,12 @@
 import math
 from collections.abc import Callable, Collection
 from dataclasses import MISSING, field, fields
+from functools import wraps
 from inspect import Parameter, signature
 from numbers import Integral, Real
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from trioflow.base.errors import InputError, suggest
+from trioflow.base.errors import KEYWORDS, InputError, TrioflowError, suggest
 
 Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
@@ -35,11 +36,12 @@ def declare(meaning: str, default: Any = MISSING, flag: Flag | None = None, **li
 
 
 def documented(record: type[Record]) -> type[Record]:
-    """Write a dataclass's declared fields into its docstring, as numpydoc has it."""
+    """Write a dataclass's declared fields into its docstring, as numpydoc has it; errors know the keywords of its flags."""
     entries = [
         f"{one.name} : {getattr(one.type, '__name__', one.type)}\n    {one.metadata['description']}"
         for one in fields(record)  # type: ignore[arg-type]
     ]
+    KEYWORDS.update({one.metadata["flag"].name[2:] or one.name.replace("_", "-"): one.name for one in fields(record)})  # type: ignore[arg-type]
     record.__doc__ = "\n".join([record.__doc__ or "", "", "Attributes", "----------", *entries])
     return record
 
@@ -82,7 +84,7 @@ def settle_fields(record: Any, error: type[InputError] = InputError) -> None:
 def show_fields(
     *records: Any, only: Collection[str] = ()
 ) -> Callable[[Callable[Asked, Answer]], Callable[Asked, Answer]]:
-    """Put the fields of dataclasses into a function's signature, instead of its ``**keywords``: for help and notebooks.
+    """Make a function public: fields of dataclasses stand in its signature, for ``**keywords``, and errors name keywords.
 
     ``only`` some of them, where not all are taken.
     """
@@ -96,8 +98,17 @@ def show_fields(
             for name, kind in more.items()
             if name not in own.parameters and (not only or name in only)
         ]
-        function.__signature__ = own.replace(parameters=[*named, *shown])  # type: ignore[attr-defined]
-        return function
+
+        @wraps(function)
+        def call(*given: Asked.args, **keywords: Asked.kwargs) -> Answer:
+            try:
+                return function(*given, **keywords)
+            except TrioflowError as error:
+                error.spell_keywords()
+                raise
+
+        call.__signature__ = own.replace(parameters=[*named, *shown])  # type: ignore[attr-defined]
+        return call
 
     return describe
 

@@ -8,9 +8,28 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+KEYWORDS = {"price-per-gpu-hour": "price_per_gpu_hour", "power-w": "power_w"}
+KEYWORDS |= {name: name for name in ("plan", "ranks", "batch", "platform", "top", "jobs", "sort", "tokens")}
+"""Keywords of Python's functions by the flag that sentences name them by; ``arguments.documented`` adds those of fields."""
+
 
 class TrioflowError(Exception):
-    """Base of every deliberate error: something outside trioflow must change."""
+    """Base of every deliberate error: something outside trioflow must change.
+
+    ``of_command``: the sentence with the command's flags, where what Python shows has the keywords of its functions.
+    """
+
+    of_command = ""
+
+    def spell_keywords(self) -> None:
+        """Name arguments as Python spells them: ``--scale-operator mm`` becomes ``operator_scales mm``, ``--ranks 8`` ``ranks=8``."""
+        self.of_command = self.of_command or str(self)
+
+        def spell(flag: re.Match[str]) -> str:
+            word = KEYWORDS.get(flag[1])
+            return flag[0] if word is None else word + ("=" if flag[2] else "")
+
+        self.args = (re.sub(r"--([a-z][a-z-]*[a-z])( (?=-?[\d.]))?", spell, self.of_command),)
 
 
 def how_to_install(extra: str) -> str:

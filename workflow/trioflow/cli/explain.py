@@ -181,7 +181,7 @@ def _judge(case: _Case) -> tuple[dict[str, Any], Prediction | None]:
                     fix=f"write --batch {logged.batch} behind it",
                 )
     except TrioflowError as error:
-        return row | {"refused": str(error)}, None
+        return row | {"refused": error.of_command or str(error)}, None
     low_s, high_s = prediction.low_s, prediction.high_s
     row |= {} if logged is None else {"measured_steps": asdict(logged)}
     return row | {

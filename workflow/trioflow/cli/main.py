@@ -175,7 +175,7 @@ def _run(options: argparse.Namespace) -> int:
         options.run(options)
         sys.stdout.flush()
     except TrioflowError as error:
-        return _refuse(str(error))
+        return _refuse(error.of_command or str(error))
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:  # a full disk, a folder that cannot be written
