@@ -150,7 +150,7 @@ def test_a_refused_case_keeps_its_row(tmp_path: Path, capsys: pytest.CaptureFixt
     ("row", "problem"),
     [
         (f"a\t{ONE_RANK} --rankz 2\t410\tme", "column simulate: unrecognized arguments: --rankz 2"),
-        ("a\tgpt2-tiny-b8\t410\tme", "column simulate: the following arguments are required"),
+        ("a\tgpt2-tiny-b8\t410\tme", "column simulate: no GPUs were given"),
         (f"a\t{ONE_RANK} --help\t410\tme", "column simulate: unrecognized arguments: --help"),
         (f'a\t{ONE_RANK} --by "rank\t410\tme', "column simulate: No closing quotation"),
         (f"a\t{ONE_RANK}\tfast\tme", "column measured_ms: 'fast' is not a time; give the median"),

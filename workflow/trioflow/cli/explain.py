@@ -18,7 +18,7 @@ from trioflow.base.input_files import read_text
 from trioflow.base.settings import read_cells
 from trioflow.base.units import format_bytes, format_time, ms_to_s, ns_to_s
 from trioflow.cli.answer import add_simulate, predict_options
-from trioflow.cli.choices import apply_configuration, read_options
+from trioflow.cli.choices import apply_configuration, apply_gpus, read_options
 from trioflow.cli.output import (
     add_command,
     add_options,
@@ -132,6 +132,7 @@ def _read_cases(path: str) -> list[_Case]:
 
         try:
             asked = parser.parse_args(shlex.split(cells["simulate"]))
+            apply_gpus(asked)
         except (InputError, ValueError) as error:
             refuse("simulate", str(error), "write what is typed after `trioflow simulate`")
         try:
