@@ -140,6 +140,10 @@ def test_a_command_that_ends_soon_draws_no_sign():
         ("trioflow simulate x --slow", {"--slow-rank"}),
         ("trioflow show x --output p", {"parquet"}),
         ("trioflow completion z", {"zsh"}),
+        ("trioflow plan llama-3.1", {"llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b"}),
+        ("trioflow platforms mi300", {"mi300x-node"}),
+        ("trioflow simulate x --plan hs", set()),
+        ("trioflow simulate x --schedule zb", {"zbv"}),
     ],
 )
 def test_shells_offer_commands_options_and_names(shell, typed, offered):

@@ -22,14 +22,19 @@ class TrioflowError(Exception):
     of_command = ""
 
     def spell_keywords(self) -> None:
-        """Name arguments as Python spells them: ``--scale-operator mm`` becomes ``operator_scales mm``, ``--ranks 8`` ``ranks=8``."""
+        """Name arguments as Python spells them."""
         self.of_command = self.of_command or str(self)
+        self.args = (spell_keywords(self.of_command),)
 
-        def spell(flag: re.Match[str]) -> str:
-            word = KEYWORDS.get(flag[1])
-            return flag[0] if word is None else word + ("=" if flag[2] else "")
 
-        self.args = (re.sub(r"--([a-z][a-z-]*[a-z])( (?=-?[\d.]))?", spell, self.of_command),)
+def spell_keywords(sentence: str) -> str:
+    """Name arguments as Python spells them: ``--scale-operator mm`` becomes ``operator_scales mm``, ``--ranks 8`` ``ranks=8``."""
+
+    def spell(flag: re.Match[str]) -> str:
+        word = KEYWORDS.get(flag[1])
+        return flag[0] if word is None else word + ("=" if flag[2] else "")
+
+    return re.sub(r"--([a-z][a-z-]*[a-z])( (?=-?[\d.]))?", spell, sentence)
 
 
 def how_to_install(extra: str) -> str:

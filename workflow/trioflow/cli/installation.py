@@ -18,17 +18,16 @@ from trioflow import __version__
 from trioflow.base.arguments import check_names
 from trioflow.base.errors import how_to_install
 from trioflow.base.machine_memory import find_available_bytes
-from trioflow.base.plan_row import SCHEDULE_GROUP
+from trioflow.base.plan_row import SCHEDULE_GROUP, SCHEDULES
 from trioflow.base.plugins import list_plugins
 from trioflow.base.precision_recipes import RECIPE_NAMES
 from trioflow.base.provenance import host_environment
 from trioflow.base.units import format_bytes, format_count
 from trioflow.cli.output import add_command, format_facts, format_table, list_forms, write_output
 from trioflow.hardware.platform import list_platforms
-from trioflow.parallel.plan import NAMED
+from trioflow.parallel.plan import NAMED, PLAN_GROUP
 from trioflow.prediction.known import models, platforms
 from trioflow.tables import records
-from trioflow.trace.store import shipped_traces
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
@@ -238,6 +237,9 @@ def write_completion(parser: argparse.ArgumentParser) -> str:
 
     ``parser``: the whole command's, every subcommand filled.
     """
+    names = models().groupby(models()["use"] == "capture")["name"].agg(list)
+    by_name = {"TRACE": names[False], "MODEL": names[False], "WORKLOAD": names[True]}
+    by_name |= {"platforms": list_platforms(), "models": names.sum()}
     root = next(action for action in parser._actions if action.dest == "command")
     commands: dict[str, argparse.ArgumentParser] = dict(cast("Any", root.choices))
     lines = [_HEAD]
@@ -250,14 +252,20 @@ def write_completion(parser: argparse.ArgumentParser) -> str:
         words = [flag for action in each._actions for flag in action.option_strings]
         for action in each._actions:
             if not action.option_strings:
-                words += shipped_traces() if action.metavar == "TRACE" else map(str, action.choices or ())
+                choices = map(str, action.choices or ())
+                words += by_name.get(str(action.metavar), by_name.get(name, choices))
         lines.append(f"        {name}) words={shlex.quote(' '.join(words))} ;;\n")
     return "".join([*lines, _TAIL % shlex.quote(" ".join(commands))])
 
 
 def _list_values(parser: argparse.ArgumentParser) -> Iterator[tuple[list[str], list[str]]]:
     """Yield an option's spellings and the values that it takes, where they can be listed."""
-    known = {"platform": list_platforms(), "plan": list_plugins(SCHEDULE_GROUP, NAMED), "precision": list(RECIPE_NAMES)}
+    known = {
+        "platform": list_platforms(),
+        "plan": list_plugins(SCHEDULE_GROUP, list_plugins(PLAN_GROUP, NAMED)),
+        "schedule": list_plugins(SCHEDULE_GROUP, SCHEDULES),
+        "precision": list(RECIPE_NAMES),
+    }
     for action in parser._actions:
         values = list(map(str, action.choices or ())) or known.get(action.dest, [])
         if action.option_strings and values:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from trioflow.base.arguments import check_argument, check_instance, check_names, show_fields
 from trioflow.base.errors import PlanError, suggest
-from trioflow.base.experiments import SHARDINGS, Plan, find_plan_problem
+from trioflow.base.experiments import Plan, find_plan_problem
 from trioflow.base.input_files import read_text
 from trioflow.base.plan_row import DEGREES, GIVEN, SCHEDULE_GROUP, SCHEDULES, SLICED, find_count_problem, find_traits
 from trioflow.base.plugins import list_plugins, load_plugin
@@ -95,8 +95,6 @@ def make_plan(
         micro_batches = pipeline * sizes.micro_batches
     if stages_per_rank is None:
         stages_per_rank = sizes.stages
-    if sharding not in SHARDINGS:
-        raise PlanError(f"unknown sharding {sharding!r}", fix=f"use one of {', '.join(SHARDINGS)}")
     named = {**degrees, "expert": expert}
     name = "-".join(f"{key}{degree}" for key, degree in named.items() if degree > 1) or "single"
     name += f"-etp{cut}" if cut not in (0, tensor) else ""
@@ -190,11 +188,11 @@ def share_ranks(ranks: int, columns: Mapping[str, Any], left: str = "data") -> d
     """
     left = "data" if left in columns else left
     degrees, product = _multiply_degrees(columns)
-    if left in degrees and product != ranks:
+    if left in columns and product != ranks:
         raise PlanError(f"--ranks {ranks} is not the product {degrees} = {product}")
     if ranks % product:
         raise PlanError(f"--ranks {ranks} is not a multiple of {degrees}")
-    if degrees and ranks == product and left != "data":
+    if ranks == product > 1 and left != "data":
         raise PlanError(
             f"{degrees} leave no {left} degree of --ranks {ranks}", fix=f"give more ranks, or no {left} plan"
         )
@@ -206,7 +204,8 @@ def _multiply_degrees(columns: Mapping[str, Any]) -> tuple[str, int]:
     sizes = {name: check_argument(name, columns[name], "int", PlanError) for name in DEGREES if name in columns}
     if low := [name for name, size in sizes.items() if size < 1]:
         raise PlanError(f"{low[0]} degree {sizes[low[0]]} is below 1", fix="give 1 or more")
-    return " x ".join(f"{size} {name}" for name, size in sizes.items()), math.prod(sizes.values())
+    words = [f"{size} {name}" for name, size in sizes.items() if size > 1]
+    return " x ".join(words) or "1", math.prod(sizes.values())
 
 
 def choose_plan(plan: Plan | str | None, ranks: int | None, columns: Mapping[str, Any]) -> Plan:

@@ -24,7 +24,7 @@ from trioflow.base.yaml_files import parse_yaml, read_yaml
 from trioflow.costmodel.choices import THIS_MACHINE
 from trioflow.hardware.platform import list_platforms
 from trioflow.network.inter_node import INTER_NODE
-from trioflow.parallel.plan import BUCKET_BYTES, make_plan
+from trioflow.parallel.plan import BUCKET_BYTES, choose_plan
 from trioflow.prediction.options import STEP_WORDS, Options
 from trioflow.trace.store import is_model, language_models, shipped_traces
 
@@ -117,7 +117,6 @@ _FACTORS = ("compute_scale", "communication_scale", "rank_spread")
 _TYPES = {"int": ("integer", None), "float": ("number", None), "bool": ("boolean", False), "str": ("string", "")}
 """Types of fields as JSON has them, and their defaults where the field's own is none."""
 PLAN_COLUMNS = tuple(column.name for column in fields(Plan) if column.name != "plan")
-DEGREES = ("data", "tensor", "context", "pipeline")
 
 
 def _read_parameters(record: Any, names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -181,26 +180,10 @@ def read_assumptions(values: Values) -> dict[str, Any]:
 def resolve_plan(values: Values) -> Plan:
     """Return the plan of a scenario; PlanError when the degrees do not give the ranks, or do not go together."""
     given = {name: values[name] for name in PLAN_COLUMNS}
-    for name in ("micro_batches", "stages_per_rank"):
-        given[name] = None if given[name] == _NOT_GIVEN else given[name]
-    given["data"] = _resolve_data(values)
-    if not given["first_bucket_bytes"]:
-        del given["first_bucket_bytes"]
-    if given["bucket_bytes"] == BUCKET_BYTES:
-        del given["bucket_bytes"]
-    return make_plan(**given)
-
-
-def _resolve_data(values: Values) -> int:
-    """Return the data degree: as given, or what tensor and pipeline leave; PlanError when these do not fit the ranks."""
-    ranks, data = int(values["ranks"]), int(values["data"])
-    others = int(values["tensor"]) * int(values["context"]) * int(values["pipeline"])
-    if not ranks:
-        return data or 1
-    if ranks % others or (data and data * others != ranks):
-        degrees = " x ".join(f"{values[name]} {name}" for name in DEGREES if values[name] > 1)
-        raise PlanError(f"{ranks} ranks are not {degrees or 'one rank'}")
-    return ranks // others
+    columns = {name: v for name, v in given.items() if v != _NOT_GIVEN or PARAMETERS[name]["default"] is not None}
+    if columns["bucket_bytes"] == BUCKET_BYTES:  # of a limit that is given PyTorch makes the first bucket's too
+        del columns["bucket_bytes"]
+    return choose_plan(None, values["ranks"] or None, columns)
 
 
 def resolve_batch(values: Values, plan: Plan, traced_batch: int) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow import tables
-from trioflow.base.errors import InputError, TrioflowError
+from trioflow.base.errors import InputError, TrioflowError, spell_keywords
 from trioflow.base.experiments import Plan
 from trioflow.base.units import format_apart, format_time
 from trioflow.costmodel.device_times import DeviceTimes
@@ -236,7 +236,7 @@ class Workshop:
         except TrioflowError as error:
             # Without the file, which is a path of this machine.
             words = [error.problem, error.fix] if isinstance(error, InputError) else [str(error)]
-            return row | {"status": INFEASIBLE, "reason": "; ".join(filter(None, words))}
+            return row | {"status": INFEASIBLE, "reason": spell_keywords("; ".join(filter(None, words)))}
 
     def _simulate(
         self, values: Mapping[str, Any], trace: str, options: Options, plan: Plan, batch: int

@@ -58,7 +58,6 @@ _BLAS_WORKSPACE_BYTES = {
 }
 """By architecture: PyTorch's default (``aten/src/ATen/cuda/CublasHandlePool.cpp``), handed out by its allocator. On
 H100, 1,765 runs of nanotron show 62 to 70 MiB of them (docs/memory.md)."""
-COLUMNS = ("rank", "category", "bytes", "peak_bytes", "when", "fits")
 
 
 def count_outside(groups: Iterable[int], kind: str = "gpu", exchanges: bool = False) -> int:
@@ -417,25 +416,6 @@ def _describe_place(tasks: pd.DataFrame, peak: RankMemory, modules: Sequence[str
     if not pd.isna(task["micro_batch"]) and tasks["micro_batch"].nunique() > 1:
         text += f", micro-batch {int(task['micro_batch'])}"
     return f"{text}: {task['name']}"
-
-
-def tabulate_memory(memory: Sequence[dict[str, Any]], room_bytes: int | None = None) -> pd.DataFrame:
-    """Return what fills each rank at its peak, a row a rank and category [bytes]; ``fits`` is None without ``room_bytes``."""
-    rows = [
-        {
-            "rank": rank,
-            "category": category,
-            "bytes": size,
-            "peak_bytes": entry["peak_bytes"],
-            "when": entry["when"],
-            "fits": None if room_bytes is None else entry["peak_bytes"] <= room_bytes,
-        }
-        for entry in memory
-        for rank in entry["ranks"]
-        for category, size in entry["categories"].items()
-    ]
-    frame = pd.DataFrame(rows, columns=COLUMNS)
-    return frame.sort_values("rank", kind="stable", ignore_index=True)
 
 
 def find_fullest(memory: Sequence[dict[str, Any]]) -> dict[str, Any]:
