@@ -131,7 +131,7 @@ def test_all_reduce_is_the_longer_part_and_the_hops_of_a_tree() -> None:
     assert result.high_s == pytest.approx(result.step_time_s * 1.35, rel=1e-12)
     assert result.confidence == "uncalibrated"
     (told,) = [text for text in result.warnings if "4 nodes" in text]
-    assert "as measured on some-node" in told and "--inter-node-bandwidth" in told
+    assert "measured inside a node (some-node)" in told and "--inter-node-bandwidth" in told
 
 
 def test_inside_is_longer_where_nics_are_wide() -> None:

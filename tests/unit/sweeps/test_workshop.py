@@ -63,7 +63,7 @@ def test_a_scenario_is_what_simulate_says(
 
 def test_what_cannot_be_is_a_row_with_the_reason(tmp_path: Path) -> None:
     row = predict({"ranks": 3, "tensor": 3, "platform": "dgx-a100"})
-    assert row["status"] == INFEASIBLE and "heads cannot be shared by 3" in row["reason"]
+    assert row["status"] == INFEASIBLE and "TP3 does not divide" in row["reason"]
     assert row["step_time_s"] is None and row["ranks"] == 3
     row = predict({"ranks": 4})
     assert row["status"] == INFEASIBLE and "cpu2-gloo has 2 devices" in row["reason"]

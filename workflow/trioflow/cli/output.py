@@ -91,7 +91,8 @@ def list_flags(record: Any, *names: str) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for name in names:
         one = record.__dataclass_fields__[name]
-        flag, kind = one.metadata["flag"], str(getattr(one.type, "__name__", one.type)).partition(" | ")[0]
+        flag, kinds = one.metadata["flag"], str(getattr(one.type, "__name__", one.type)).removesuffix(" | None")
+        kind = "str" if " | " in kinds else kinds  # a rate, or a word for it, is read where it is used
         more: dict[str, Any] = {"dest": name, "default": None, "rare": not flag.usual}
         text, stop, rest = one.metadata["description"].partition(". ")
         if kind == "bool":
@@ -235,7 +236,7 @@ def check_output(flag: str, path: str | None, endings: tuple[str, ...]) -> None:
 
 EXPLAIN: Options = {"answer": (("--explain", True, "print every warning, and all that lies behind the answer"),)}
 _MOST_WARNINGS = 3
-_OF_CONFIDENCE = "is uncalibrated, not measured"
+_OF_CONFIDENCE = "was not measured: its time is"
 """In warnings that repeat what the word of confidence says."""
 
 

@@ -62,7 +62,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
                     "share of each GPU's memory to leave free, such as 0.1 (default: 0)",
                     {"default": 0.0},
                 ),
-                ("--top", (int, "K"), "plans to simulate in full at least (default: 5)", {"default": 5}),
+                ("--top", (int, "K"), "plans to simulate in full at least (default: 3)", {"default": 3}),
                 ("--jobs", (int, "N"), "plans simulated at the same time (default: the cores, 8 at most)"),
                 (
                     "--frameworks",

@@ -85,10 +85,7 @@ def find_launch_s(host: Mapping[str, float], facts: Facts) -> float:
 
 def mention_launches(warnings: Sequence[str], launch_s: float, facts: Facts) -> list[str]:
     """Return warnings that say what a launch was taken to last, in place of saying that none was."""
-    said = (
-        f"; the host takes {launch_s * 1e6:.3g} us for each, that of {WORDS[facts.recipe.framework]}"
-        " (docs/platforms.md says where it was measured)"
-    )
+    said = f"; kernel-launch overhead {launch_s * 1e6:.3g} us ({WORDS[facts.recipe.framework]}; docs/platforms.md)"
     return [text.replace(NO_HOST, said) if launch_s else text for text in warnings]
 
 
@@ -185,9 +182,9 @@ def time_trace(
     operators["start_ns"] = ends - operators["device_ns"]
     share = float(times.loc[times["extrapolated"].astype(bool), "time_s"].sum()) / max(total_s, 1e-12)
     basis = model.step_interval_basis("predict")
-    unread = "no time was recorded"
+    unread = "operator times are predicted"
     if device == "cuda" and trace.facts.device == "cpu" and trace.facts.step_time_source != UNTIMED:
-        unread = f"the recorded times are those of a processor ({trace.facts.device_name})"
+        unread = f"recorded times are a processor's ({trace.facts.device_name}); operator times are predicted"
     facts = replace(
         trace.facts,
         device=device,
@@ -196,10 +193,7 @@ def time_trace(
         step_time_source=PREDICTED,
         step_times_s=[],
         predicted_times={"interval": [low, high], "basis": basis, "extrapolated_share": share},
-        warnings=trace.facts.warn(
-            f"{unread}: all are predicted by the cost model of {device_name}, "
-            f"{share:.0%} of them outside the sizes that it was fitted to{NO_HOST}"
-        ),
+        warnings=trace.facts.warn(f"{unread} for {device_name}, {share:.0%} of them by extrapolation{NO_HOST}"),
     )
     return TimedTrace(Trace(operators, trace.tensors, facts), times, total_s * low, total_s * high)
 
@@ -381,7 +375,7 @@ def _time(
         ).trace
         for trace in traces
     ]
-    found.model_text += ", from shapes alone"
+    found.model_text += ", from shapes"
     found.doubt(_EXTRAPOLATED if overrides is None else UNCALIBRATED)
     operators = found.traces[0].operators
     grouped = operators["name"].str.contains("grouped_mm")
@@ -421,8 +415,8 @@ def choose_operator_model(
             found = DeviceTimes([], model, f"{nearest} ({_method(model)})")
             found.doubt(
                 _EXTRAPOLATED,
-                f"no cost model of {device_name}: that of {derived.source.driver_name} is carried over by the "
-                "rule for new GPUs; a capture on the device itself would replace it",
+                f"no cost model of {device_name}: that of {derived.source.driver_name} is transferred; a capture on the GPU "
+                "itself would replace it",
             )
             return found
     if sheet is not None:

@@ -264,6 +264,6 @@ def warn_of_parts(shares: dict[Part, float]) -> list[str]:
         if word not in CONFIDENCES[2:]:
             continue
         small = CONFIDENCES.index(word) > decided
-        note = f" ({share:.1%} of the step, too little to decide the word of confidence)" if small else ""
-        warnings.append(f"{collective} on {ranks} ranks: its time is {word}, not measured{note}")
+        note = f" ({share:.1%} of the step)" if small else ""
+        warnings.append(f"{collective} on {ranks} ranks was not measured: its time is {word}{note}")
     return warnings

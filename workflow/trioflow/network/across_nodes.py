@@ -210,10 +210,10 @@ class NodeGroups:
         note = (
             "as given"
             if self._asked is not None
-            else f"and as far behind them as was measured on {self._measured.platform}"
+            else f"corrected as measured on {self._measured.platform}"
             if self._measured
-            else f"behind them as {len(self._networks)} clusters' networks are; on slower ones (TCP sockets, few of the cards, "
-            f"0.6 ms a hop) it took up to {max(time.slower):.0f} times as long: --inter-node-bandwidth tells yours"
+            else f"corrected by {len(self._networks)} other clusters; slow ones (TCP sockets, few NICs, 0.6 ms per hop) took up "
+            f"to {max(time.slower):.0f} times as long: give yours by --inter-node-bandwidth"
         )
         if self._asked is None and self._measured is not None and spread.nodes > self._measured.most_nodes:
             note += f" over up to {self._measured.most_nodes} nodes"
@@ -223,9 +223,8 @@ class NodeGroups:
             else (f", {spread.fewest} to {spread.fullest} in each and a ring for each of {spread.fewest}")
         )
         warning = (
-            f"{collective} on {len(group)} ranks of {spread.nodes} nodes{unlike}: inside a node as measured "
-            f"on {self._platform.node_collectives}, between nodes over the links of "
-            f"{self._platform.name}, {note}"
+            f"{collective} on {len(group)} ranks of {spread.nodes} nodes{unlike}: measured inside a node "
+            f"({self._platform.node_collectives}), between nodes over the links of {self._platform.name}, {note}"
         )
         return AcrossPlan(shape, sizes_bytes, time, warning)
 

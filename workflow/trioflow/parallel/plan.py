@@ -341,10 +341,10 @@ def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
         )
     heads = count_heads(trace) if megatron else []
     if any(count % plan.tensor for count in heads):
-        numbers = " and ".join(map(str, heads))
         degrees = [str(n) for n in range(2, min(heads) + 1) if not any(k % n for k in heads)]
         raise PlanError(
-            f"plan {plan.plan}: {numbers} attention heads cannot be shared by {plan.tensor} tensor-parallel ranks",
+            f"plan {plan.plan}: TP{plan.tensor} does not divide {min(heads)} {'KV ' * (len(heads) > 1)}heads"
+            + f" ({max(heads)} query heads)" * (len(heads) > 1),
             fix=f"use a tensor degree of {', '.join(degrees)}" if degrees else "use a tensor degree of 1",
         )
     check_context(trace, plan)

@@ -83,7 +83,7 @@ def plan(
     memory_margin: float = 0.0,
     routing: str = BALANCED,
     frameworks: Sequence[str] = (),
-    top: int = 5,
+    top: int = 3,
     watch: Watch | None = None,
     jobs: int | None = None,
     **step: Any,

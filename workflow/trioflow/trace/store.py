@@ -80,7 +80,7 @@ def describe_step(row: dict[str, Any]) -> str:
     """Say how long a summarised step took, by which clock, and how much of it operators explain."""
     source = row["step_time_source"]
     if source == UNTIMED:
-        return "no times: a cost model has to give them"
+        return "shapes captured, no timings; times will be predicted"
     return (
         f"{format_time(row['step_time_s'])} ({STEP_TIME_SOURCES[source]}); "
         f"{format_time(row['device_s'])} in operators, coverage {row['coverage']:.1%}"

@@ -118,12 +118,12 @@ class PrecisionModel:
         """Method of the base, and where products and convolutions come from."""
         parts = [str(getattr(self.base, "method", "model"))]
         if self.table is not None:
-            parts.append(f"products in {self.precision} of {self.source}")
+            parts.append(f"{self.precision} GEMMs of {self.source}")
         if self.attention is not None:
             parts.append(f"attention of {self.attention_source}")
         if self.convolutions is not None:
             measured = find_device(self.convolutions.device_name, own=False).name
-            parts.append(f"convolutions by the share of the roofline on {measured}")
+            parts.append(f"convolutions by the roofline share of {measured}")
         return "; ".join(parts)
 
     def predict(self, operators: pd.DataFrame) -> pd.DataFrame:

@@ -304,7 +304,7 @@ def describe_routing(trace: Trace, plan: Plan) -> list[str]:
         return []
     routing = trace.facts.routing
     if not routing:
-        text = "experts: every one gets equally many tokens, and none is dropped"
+        text = "assumes perfectly balanced routing and no dropped tokens (--routing)"
         whole = f"{text}; each data-parallel replica holds or gathers all"
         return [text if plan.expert > 1 else whole]
     text = f"experts get tokens by {routing['said']}; none is dropped"
