@@ -77,7 +77,8 @@ def describe_speeds(speeds: pd.DataFrame) -> Result:
     told = [f"{_write_value(row)} on one core" for row in rates]
     ratios = chosen["ratio"].dropna()
     if len(ratios):
-        told.append(f"other simulators took {ratios.min():.0f} to {ratios.max():.0f} times as long")
+        peers = " and ".join(dict.fromkeys(chosen.loc[ratios.index, "peer"]))
+        told.append(f"{peers} take {ratios.min():,.0f} to {ratios.max():,.0f} times as long for the same graphs")
     return Result("bench.md", [("Speeds", ", ".join(told))])
 
 

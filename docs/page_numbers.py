@@ -314,7 +314,7 @@ def describe_published(cases: pd.DataFrame) -> Result:
         raise InputError("no public case was judged", fix="run `snakemake published`")
     scores = score_published(cases)
     lead = (
-        "Mean absolute errors on public measured steps: no case left out, none judged by a fit that saw it; **bold**: aim reached. "
+        "Mean absolute errors on public measured steps: no case left out, none seen by the fit that predicts it; **bold**: aim reached. "
         "`snakemake published` makes `report/published.html` with every case, baseline and cause."
     )
     headings = ("public measurements", "cases", "aim", "error", "scaling error", "best other", "80 % interval covers")

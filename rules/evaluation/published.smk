@@ -114,7 +114,7 @@ rule judge_drift:
     params:
         library=library_digest("evaluation/judge_drift"),
     message:
-        "predict recorded steps whose ranks drift apart from others of the same jobs"
+        "predict recorded steps, jitter included, from others of the same jobs"
     script:
         "../../scripts/evaluation/judge_drift.py"
 

@@ -248,7 +248,7 @@ def test_rows_of_speeds_have_aims_and_peers_and_readme_their_range(tmp_path):
     assert told.page == "bench.md" and told.lines == [
         (
             "Speeds",
-            "**3.25 M events/s** on one core, 2.5 M events/s on one core, other simulators took 2 to 4500 times as long",
+            "**3.25 M events/s** on one core, 2.5 M events/s on one core, Other take 2 to 4,500 times as long for the same graphs",
         )
     ]
     write_speeds([speed(headline=False)], table)

@@ -104,11 +104,11 @@ def render_rounds(rounds: pd.DataFrame) -> str:
         float((rounds[f"{way}_high_s"] / rounds[f"{way}_low_s"] - 1).median()) for way in ("measured", "drawn")
     )
     text = (
-        "Drawn: the predicted step with times that differ from rank to rank and operator to operator as those of the "
-        "captures do (docs/spread.md); no measured step of an experiment is in it. Mean absolute errors: "
+        "Sampled: the predicted step with run-to-run jitter as the captures show it (docs/spread.md); no measured step of an "
+        "experiment is used. Mean absolute errors: "
         f"{join_words(misses)}. In the median experiment four fifths of the rounds span {write_percent(measured)}, "
-        f"four fifths of the draws {write_percent(drawn)}. A capture runs one rank alone: what ranks that are all busy "
-        "at once, and the rest of the machine, take from one another differs from round to round, too, and is not drawn."
+        f"four fifths of the samples {write_percent(drawn)}. A capture runs one rank alone: what busy ranks and the rest of "
+        "the machine take from one another is not sampled."
     )
     fields = [
         words("experiment", "", "", "experiment"),
@@ -121,7 +121,7 @@ def render_rounds(rounds: pd.DataFrame) -> str:
             numbers(
                 f"{100 * quantile:.0f} %",
                 "error",
-                "drawn over measured, less 1",
+                "sampled over measured, less 1",
                 "signed",
                 partial(_find_error, key=key),
             )
@@ -323,7 +323,8 @@ def _compose_report(
                     render_details("Accuracy by group", sections.render_metrics(metrics)),
                     render_details("Beside a trace alone and a simple rule", render_live_scores(errors)),
                     render_details(
-                        "Rounds: how far steps drift, measured and drawn", render_rounds(compare_rounds(errors, inputs))
+                        "Rounds: the jitter of steps, measured and sampled",
+                        render_rounds(compare_rounds(errors, inputs)),
                     ),
                 ],
             ),

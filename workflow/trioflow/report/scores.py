@@ -112,7 +112,7 @@ SCORES: Mapping[str, str] = {
     "ordered": "share of these pairs in the measured order",
     "rank_correlation": "pairs in the measured order less pairs in the wrong one, over all: 1 is the measured order, -1 its reverse",
     "scaling_cases": "cases on several GPUs whose single GPU was measured too",
-    "scaling_error": "mean absolute error of the throughput of a GPU relative to that of one GPU alone",
+    "scaling_error": "mean absolute error of the throughput per GPU relative to that of one GPU alone",
     "single_error": "mean absolute error of the cases on one GPU",
 }
 """Meaning of every score; an error is predicted over measured less one."""

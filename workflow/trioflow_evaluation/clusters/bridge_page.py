@@ -109,8 +109,8 @@ def _render_rows(cases: pd.DataFrame) -> str:
         numbers("GPUs", "", "H100", "count", "gpus"),
         numbers("batch", "samples", "of a step", "count", "batch"),
         words("degrees", "", "as the row says", write_degrees),
-        numbers("measured", "tokens/s", "of a GPU", _rate_cell, "measured_tokens_per_s"),
-        numbers("predicted", "tokens/s", "of a GPU", _rate_cell, "predicted_tokens_per_s"),
+        numbers("measured", "tokens/s", "per GPU", _rate_cell, "measured_tokens_per_s"),
+        numbers("predicted", "tokens/s", "per GPU", _rate_cell, "predicted_tokens_per_s"),
         numbers("low", "tokens/s", "80 % interval", _rate_cell, "low_tokens_per_s"),
         numbers("high", "tokens/s", "80 % interval", _rate_cell, "high_tokens_per_s"),
         numbers("error", "", "signed", "signed", "error"),
@@ -129,7 +129,7 @@ def _render_refused(cases: pd.DataFrame) -> str:
         words("model", "", "as the page calls it", "model"),
         words("release", "", "NeMo container", "release"),
         words("degrees", "", "as the row says", write_degrees),
-        numbers("measured", "tokens/s", "of a GPU", _rate_cell, "measured_tokens_per_s"),
+        numbers("measured", "tokens/s", "per GPU", _rate_cell, "measured_tokens_per_s"),
         words("why", "", "it is not predicted", "refused"),
     ]
     rows = cases[cases["refused"] != ""].sort_values(["model", "release"])

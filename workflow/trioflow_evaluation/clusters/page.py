@@ -309,7 +309,7 @@ def _judge_steps(steps: pd.DataFrame) -> list[Line]:
             float(cells[OURS].mean()),
             0.05,
             others=losses,
-            headline="throughput lost by the plan chosen",
+            headline="throughput lost by running the plan predicted to be fastest",
         ),
     ]
     if CAREFUL in cells:
@@ -511,9 +511,7 @@ def render_aims(lines: Sequence[Line]) -> str:
             "trioflow", "", "what was reached", lambda line: Cell(line.write_value(), line.value), lambda line: line
         ),
         words("aim reached", "", "", lambda line: "" if line.aim is None else "yes" if line.reached else "no"),
-        words(
-            "other ways", "", "what they reach; the trees saw nine tenths of the runs", lambda line: line.write_others()
-        ),
+        words("others", "", "what they reach; the trees saw nine tenths of the runs", lambda line: line.write_others()),
     ]
     return render_records(lines, fields, "Aims")
 
@@ -548,7 +546,7 @@ def _render_choice(cases: pd.DataFrame) -> str:
         "are fitted on nine tenths of these very runs, the constant MFU on the runs that may be fitted on."
     )
     shown = ("median_error", "fast_error", "mean_error", "within_20", "in_order")
-    table = render_scores(scores, "Ways to know a step", shown, "way")
+    table = render_scores(scores, "Methods to predict a step", shown, "way")
     return render_paragraph(text) + table + _render_cells(cells, ways)
 
 

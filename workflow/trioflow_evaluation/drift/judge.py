@@ -472,13 +472,13 @@ def judge_drift(files: Sequence[str | Path], halves: str | Path, causes: str | P
         Section("halves", "One half of the steps from the other", [render_paragraph(_HALVES), _render_halves(judged)]),
         Section("causes", "What made the steps slow", [render_paragraph(_CAUSES), _render_causes(caused)]),
     ]
-    title = "trioflow: ranks that drift apart in recorded jobs"
+    title = "trioflow: jitter of recorded jobs"
     ours = judged[judged["way"] == JOINT]
     error = ours.apply(find_error, axis=1, quantile="50").abs()
     ends = pd.concat([ours.apply(find_error, axis=1, quantile=name).abs() for name in NAMES if name != "50"])
     lead = (
         f"Steps of {count_words(len(jobs), 'recorded job')} of ByteDance, predicted from others of their own steps: what "
-        "ranks that drift apart cost a step."
+        "jitter costs a step."
     )
     verdict = (
         f"The median step is predicted within {write_percent(error.mean())} on average, "
@@ -515,9 +515,9 @@ def _render_halves(judged: pd.DataFrame) -> str:
         numbers("distance", "KS", "of both distributions", "short", "distance"),
     ]
     ours = judged["way"] == JOINT
-    others = render_records(judged[~ours], fields, "Other ways, for comparison")
-    return render_records(judged[ours], fields, "A step's parts drawn together") + render_details(
-        "Other ways, for comparison", others
+    others = render_records(judged[~ours], fields, "Other methods, for comparison")
+    return render_records(judged[ours], fields, "A step's parts sampled together") + render_details(
+        "Other methods, for comparison", others
     )
 
 

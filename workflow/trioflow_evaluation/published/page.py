@@ -176,7 +176,7 @@ def _render_sources(mine: pd.DataFrame) -> str:
     title = "What was learned from what, and what else changes"
     groups = [(*key, group["case"].tolist()) for key, group in mine.groupby(["learned_from", "changes"], sort=False)]
     fields = [
-        words("learned from", "", "what was fitted on what, never the judged row", lambda row: row[0]),
+        words("learned from", "", "what was fitted on what, never the evaluated row", lambda row: row[0]),
         words("what else changes", "", "between trace and measurement", lambda row: row[1] or NOTHING),
         words("cases", "", "cases of which it holds", lambda row: cases(row[2])),
     ]
@@ -197,7 +197,7 @@ def render_scaling(cases: pd.DataFrame, name: str) -> str:
     fields = [
         words("case", "", "", "case"),
         numbers("GPUs", "", "", "count", "ranks"),
-        numbers("measured", "of one GPU's", "throughput of a GPU over that of one GPU alone", "percent", "measured"),
+        numbers("measured", "of one GPU's", "throughput per GPU over that of one GPU alone", "percent", "measured"),
         numbers("predicted", "of one GPU's", "the same, predicted", "percent", "predicted"),
         numbers("error", "", "predicted over measured less one", "signed", "error"),
     ]
@@ -278,7 +278,7 @@ def render_papers(scores: pd.DataFrame) -> str:
     ]
     note = (
         "Averages as the papers print them, of other models on other machines: a scale to read our errors by, "
-        "no comparison. Only vTrain's is of the very points judged here."
+        "no comparison. Only vTrain's is of the very points evaluated here."
     )
     papers = [paper for paper in PUBLISHED if paper.set in set(scores["set"])]
     return render_paragraph(note) + render_records(papers, fields, "What papers report, of other cases")
@@ -312,7 +312,7 @@ def render_anchors(anchors: pd.DataFrame) -> str:
         f"None of these rows is judged above. The first column is what the predictions above use; best here: {names[best]}. "
         "Quantiles of its errors on other workloads widen their intervals."
     )
-    caption = "Ways to bring operators timed alone to their step"
+    caption = "Methods to bring operators timed alone to their step"
     return render_paragraph(note) + render_records(means, fields, caption)
 
 
@@ -546,8 +546,8 @@ def _describe(cases: pd.DataFrame) -> str:
     values = cases[["source", "workload", "plan", "ranks", "batch", "measured_s"]].drop_duplicates()
     return (
         f"{len(cases)} predictions of {len(values)} public measured steps in {cases['set'].nunique()} sets; all that the data "
-        "holds of each set, none left out. Error is predicted over measured less one, as it is: no parameter was fitted on a "
-        "row that it is judged on, and what was learned from what stands beside every set."
+        "holds of each set, none left out. Error is predicted over measured less one: no parameter was fitted on a row that it "
+        "is evaluated on, and every set says what was fitted on what."
     )
 
 

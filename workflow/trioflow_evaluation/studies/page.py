@@ -77,19 +77,19 @@ def render_wafer(rows: pd.DataFrame) -> tuple[str, str]:
                     ("ports of a circuit", join_words(map(str, _bundles(rows)))),
                     ("circuits", "; ".join(_CIRCUITS.values())),
                     ("steps simulated", str(len(rows))),
-                    ("seeds", "none: nothing is drawn"),
+                    ("seeds", "none: nothing is sampled"),
                 ]
             ),
             _render_assumed(
                 [
                     (
                         "from the paper",
-                        f"{_gb(wafer.DEVICE_BANDWIDTH_BYTES_PER_S)} a GPU on {wafer.PORTS} ports, "
+                        f"{_gb(wafer.DEVICE_BANDWIDTH_BYTES_PER_S)} per GPU on {wafer.PORTS} ports, "
                         f"{write_time(circuit.establish_s)} to set a circuit up, the least recently used idle circuit torn down when no port is free",
                     ),
                     (
                         "assumed",
-                        f"{write_time(wafer.LINK_LATENCY_S)} a link, half of what NCCL assumes for an NVLink hop; "
+                        f"{write_time(wafer.LINK_LATENCY_S)} per link, half of what NCCL assumes for an NVLink hop; "
                         "receivers have room for everything; circuits share no wavelengths",
                     ),
                     ("predicted", "operator times of an A100 (80 GB, PCIe), from shapes alone, strict fp32"),
@@ -108,7 +108,7 @@ def _render_paper_cases(rows: pd.DataFrame) -> str:
         Column("circuits", number=False),
         *(
             Column(
-                f"{row['workload']}, {row['samples_per_replica']} samples a GPU",
+                f"{row['workload']}, {row['samples_per_replica']} samples per GPU",
                 f"mesh link {_gb(row['link_bandwidth_bytes_per_s'])}, found",
             )
             for row in records(rows[rows["sweep"] == "paper"])
@@ -137,14 +137,14 @@ def _answer_wafer(rows: pd.DataFrame) -> str:
     ]
     share, ports, variant, samples = min(found, key=lambda one: abs(one[0] - 0.5))
     return (
-        f"{_range([one[0] for one in found])} of it, by samples a GPU, ports a circuit and whether circuits stay open. "
-        f"Closest to half: {write_percent(share)}, by circuits of {count_words(ports, 'port')}, {_CIRCUITS[variant]}, with "
-        f"{samples} samples a GPU."
+        f"{_range([one[0] for one in found])} of the mesh's communication time, depending on samples per GPU, ports per "
+        f'circuit and whether circuits stay open. The paper\'s "nearly half" is matched only in the worst case: '
+        f"{write_percent(share)} ({count_words(ports, 'port')}, {_CIRCUITS[variant]}, {samples} samples per GPU)."
     )
 
 
 def _taken_away(case: pd.DataFrame, mesh_s: float, variant: str) -> list[float]:
-    """Return the shares of the mesh's communication that circuits take away, by ports a circuit."""
+    """Return the shares of the mesh's communication that circuits take away, by ports per circuit."""
     circuits = case[(case["network"] == "circuit") & (case["variant"] == variant)]
     circuits = circuits.sort_values("ports_per_circuit")
     return [1 - (row["step_s"] - row["ideal_s"]) / (mesh_s - row["ideal_s"]) for row in records(circuits)]
@@ -254,7 +254,7 @@ def render_distsim(rows: pd.DataFrame) -> tuple[str, str]:
                     ("plans", "every product of tensor, pipeline and data degree, powers of two, on 16 GPUs"),
                     ("communication", f"{scales} times as slow as over the assumed network"),
                     ("steps simulated", str(len(rows))),
-                    ("seeds", "none: nothing is drawn"),
+                    ("seeds", "none: nothing is sampled"),
                 ]
             ),
             _render_assumed(

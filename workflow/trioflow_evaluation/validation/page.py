@@ -192,7 +192,7 @@ def render_knowledge() -> str:
         text = f"{judged.judged} {judged.known} Left out: {judged.left_out} Oracle: {judged.oracle}"
         entries.append((judged.title, text))
     note = (
-        "No error on this page comes from a model that saw what it is judged on; choices between forms "
+        "No error on this page comes from a model that saw what it is evaluated on; choices between forms "
         "and the spread behind every interval are made once more inside what was left. The models that ship "
         "are then fitted to everything."
     )
@@ -450,7 +450,7 @@ def _compose(
                 for at, name in enumerate(_sets(summary))
             ),
             Section("classes", "Classes of operators", devices, folded=True),
-            Section("knowledge", "Which data judged which model", [render_knowledge()], folded=True),
+            Section("knowledge", "Which data evaluated which model", [render_knowledge()], folded=True),
         ],
         _describe(cases, summary),
         verdict=count_reached(entry.reached for entry in reach_aims(summary)),

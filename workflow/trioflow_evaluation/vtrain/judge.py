@@ -380,7 +380,7 @@ def _case_rows(rows: pd.DataFrame, name: str, judged: Judged, ridge_s: Floats, a
         regression_s=ridge_s,
         learned_from="10 parameters and the wait's growth fitted on all rows but "
         + fold
-        + "; all-reduces: the nccl-tests tables beside them; products: shipped table of single ones",
+        + "; all-reduces: the nccl-tests tables beside them; GEMMs: shipped table of single ones",
     )
     return frame.reindex(columns=tables.PUBLISHED_CASES.names)
 
@@ -393,7 +393,7 @@ def _uncalibrated_rows(rows: pd.DataFrame, analytical_s: Floats) -> pd.DataFrame
         confidence="uncalibrated",
         oracle_s=np.nan,
         regression_s=np.nan,
-        learned_from="nothing: shipped table of products, shipped collectives of A100s, memory at its"
+        learned_from="nothing: shipped table of GEMMs, shipped collectives of A100s, memory at its"
         " data sheet's rate, no host; recomputation as in upstream's sample configuration",
     )
     return frame.reindex(columns=tables.PUBLISHED_CASES.names)

@@ -168,7 +168,7 @@ def list_parameters(sheet: DeviceSheet | None = None) -> tuple[Parameter, ...]:
     table = shipped_tensor_products()[DEVICE]
     fastest = 1.0 / table.curve.coefficients[1] / peak  # of the table's slope over FLOPs
     return (
-        Parameter("product_time", "1", "time of matrix products over the shipped table's", 1.0, fastest, 3.0),
+        Parameter("product_time", "1", "time of GEMMs over the shipped table's", 1.0, fastest, 3.0),
         Parameter(
             "memory_rate",
             "bytes/s",
@@ -199,7 +199,7 @@ def list_parameters(sheet: DeviceSheet | None = None) -> tuple[Parameter, ...]:
         Parameter(
             "head_time",
             "1",
-            "time of products with the vocabulary on one tensor-parallel rank over the shipped table's",
+            "time of GEMMs with the vocabulary on one tensor-parallel rank over the shipped table's",
             1.0,
             fastest,
             20.0,

@@ -238,7 +238,7 @@ def _describe_documented(parameters: pd.DataFrame) -> str:
     share = float(rows["low"].iloc[0] / rows["value"].iloc[0])
     return (
         "Declared, not fitted: blocks are computed twice, as upstream's sample configuration recomputes activations, "
-        f"although the times would be fitted better without: large products run at {write_percent(share, 0)} of the data sheet's peak then."
+        f"although the times would be fitted better without: large GEMMs run at {write_percent(share, 0)} of the data sheet's peak then."
     )
 
 
@@ -256,7 +256,7 @@ def _render_parameters(parameters: pd.DataFrame) -> str:
     fields = [
         words("parameter", "", "name", "name"),
         words("unit", "", "", "unit"),
-        numbers("all rows", "for reading only", "fitted on every row; judges nothing", value, "value"),
+        numbers("all rows", "for reading only", "fitted on every row; evaluates nothing", value, "value"),
         numbers("folds", "lowest", "over the folds of both sets", value, end("min")),
         numbers("folds", "highest", "over the folds of both sets", value, end("max")),
         words("limits", "", "of the fit", lambda row: f"{row['low']:.3g} to {row['high']:.3g}"),
@@ -265,12 +265,12 @@ def _render_parameters(parameters: pd.DataFrame) -> str:
     forms = "; ".join(sorted(parameters.loc[parameters["fold"] != NOTHING, "form"].unique()))
     facts = [
         "Fitted: the ten parameters below, on the rows that a fold may see, by softened least squares of the logarithm.",
-        f"Chosen on the same rows, fold by fold: how the wait at an all-reduce grows, in two ways. Chosen: {forms}.",
+        f"Chosen on the same rows, fold by fold: how the wait at an all-reduce grows, by two forms. Chosen: {forms}.",
         _describe_documented(parameters),
-        "Given: the all-reduces among 2, 4 and 8 A100 (nccl-tests, beside the file), the shipped table of single products (other data), "
+        "Given: the all-reduces among 2, 4 and 8 A100 (nccl-tests, beside the file), the shipped table of single GEMMs (other data), "
         "the data sheet's limits, trioflow's 1F1B.",
         f"Settled with all rows in sight: which operators a block, embedding and loss have (attention not fused, a vocabulary of {VOCABULARY}), that the slower of "
-        "host and device sets a part's time and how sharply, that groups of more than 4 cost the host more, that the head's product has a time of its own on one tensor rank, that gradients travel in one message "
+        "host and device sets a part's time and how sharply, that groups of more than 4 cost the host more, that the head's GEMM has a time of its own on one tensor rank, that gradients travel in one message "
         "after backward, that embedding and head hold a table each, and which two ways there are.",
         "A parameter that no row of a fold depends on (the larger groups' host time where the plan of 8 tensor ranks is left out) stays where the fit starts.",
     ]

@@ -125,6 +125,6 @@ def test_the_page_and_its_tables(tmp_path: Path) -> None:
     assert all(name in page for name in ("second half", "Kolmogorov", "small.parquet", *PARTS))
     verdict = page.partition('class="verdict">')[2].partition("</p>")[0]
     assert verdict.count("(aim ") == 2, "what is aimed at stands beside what was reached"
-    assert page.index("A step&#x27;s parts drawn together") < page.index("<summary>Other ways")
+    assert page.index("A step&#x27;s parts sampled together") < page.index("<summary>Other methods")
     text = describe_drift(judged, caused)
     assert text.count("\n| small |") == len(judged) + 1
