@@ -138,7 +138,7 @@ def _answer_wafer(rows: pd.DataFrame) -> str:
     share, ports, variant, samples = min(found, key=lambda one: abs(one[0] - 0.5))
     return (
         f"{_range([one[0] for one in found])} of the mesh's communication time, depending on samples per GPU, ports per "
-        f'circuit and whether circuits stay open. The paper\'s "nearly half" is matched only in the worst case: '
+        f"circuit and whether circuits stay open. Closest to 'nearly half', as the paper has it: "
         f"{write_percent(share)} ({count_words(ports, 'port')}, {_CIRCUITS[variant]}, {samples} samples per GPU)."
     )
 

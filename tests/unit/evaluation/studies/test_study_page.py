@@ -125,8 +125,8 @@ def test_the_numbers_are_those_of_the_tables() -> None:
     opening, body = STUDIES["wafer"].render(make_wafer())
     # Of ten seconds of communication circuits leave 1.1 to 1.8, or 6.1 to 6.8.
     assert "82.0&nbsp;% to 89.0&nbsp;%" in body and "32.0&nbsp;% to 39.0&nbsp;%" in body
-    assert "nearly half&quot;: 39.0&nbsp;% (1 port, " in opening
-    assert "32.0&nbsp;% to 89.0&nbsp;% of the mesh&#x27;s communication time" in opening
+    assert "as the paper has it: 39.0&nbsp;% (1 port, " in opening
+    assert "32.0&nbsp;% to 89.0&nbsp;% of the mesh" in opening
     rows = make_hop()
     _, body = STUDIES["hop"].render(rows)
     chosen = rows[
