@@ -6,6 +6,7 @@ charts, as chromium shows it.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from pathlib import Path
 import trioflow
 from PIL import Image, ImageChops
 from trioflow.prediction.answer import Prediction
-from trioflow.report.charts import Page, draw_parts, plot
+from trioflow.report.charts import Page, draw_parts, plot, plot_scaling
 
 FIGURES = Path(__file__).parent / "figures"
 WIDTH, HEIGHT, MARGIN = 1000, 2400, 16
@@ -63,6 +64,14 @@ def draw_will_it_fit() -> Page:
     """Draw what fills the memory, and when."""
     page = plot(predict("llama-3.1-8b", "fsdp", 8, "dgx-h100", **LLAMA | {"batch": 8}))
     return replace(choose(page, "Memory over the step", "What fills the memory"), facts=(), warnings=())
+
+
+def draw_cost() -> Page:
+    """Draw throughput and MFU of one batch on more and more GPUs."""
+    words = "llama-3.1-8b --plan fsdp --gpus 8..512xH100 --batch 512 --json"
+    command = [sys.executable, "-m", "trioflow", "scaling", *words.split()]
+    answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return replace(plot_scaling(answer), facts=(), warnings=())
 
 
 def draw_my_model() -> Page:

@@ -128,4 +128,5 @@ def test_the_tour_is_eight_short_pages_with_a_command_that_is_run() -> None:
         text = (ROOT / "docs" / name).read_text(encoding="utf-8")
         assert len(text.split()) <= 800, f"{name} is long for a page of the tour"
         assert "```sh\n" in text or name == "cite.md", f"{name} has no command that a test runs"
+        assert "![" in text, f"{name} has no picture"
         assert all(f"{name})" in start for start in starts), f"{name} is not linked where users start"
