@@ -129,7 +129,7 @@ class Plan:
     )
     pipeline: int = declare("pipeline-parallel degree", flag=Flag("P", "--pipeline-parallel", True), minimum=1)
     schedule: str = declare(
-        f"pipeline schedule: {', '.join(SCHEDULES)}, or one that a package registers; gpipe unless given. none without a"
+        f"pipeline schedule: {', '.join(SCHEDULES)}, or one that a package registers; gpipe by default. none without a"
         " pipeline; zbv is the V-shaped zero bubble; gpipe-recompute is the old torch Pipe, which recomputes the forward"
         " of every micro-batch but the last",
         flag=Flag("NAME", usual=True),
@@ -251,7 +251,9 @@ class Plan:
         Flag("WHAT"),
         enum=list(TENSOR_OVERLAPS),
     )
-    no_sync: bool = declare("the same as gradient_sync step, for FSDP with gradient accumulation", False)
+    no_sync: bool = declare(
+        "reduce gradients once per step, as gradient_sync step does, for FSDP with gradient accumulation", False
+    )
     expert_overlap: bool = declare(
         "overlap the all-to-all of experts with another micro-batch's compute, whose backward runs together with this"
         " one's forward (Megatron-LM's --overlap-moe-expert-parallel-comm, DeepSeek's DualPipe)",

@@ -567,11 +567,11 @@ def add_simulate(parser: argparse.ArgumentParser, form: str = "--output") -> Non
                     "instead of a step's time: the largest batch, or sequence, that fits the memory",
                     {"metavar": "batch|sequence"},
                 ),
-                ("--by", WAYS, f"break the step down by {', '.join(WAYS)}", {"metavar": "WAY"}),
+                ("--by", WAYS, f"break the step down by {' or '.join(WAYS)}", {"metavar": "WAY"}),
                 (
                     "--depth",
                     (int, "N"),
-                    f"parts of a module's path that --by module distinguishes (default: {DEPTH})",
+                    f"levels of a module's path that --by module shows (default: {DEPTH})",
                     {"default": DEPTH, "rare": True},
                 ),
                 ("--breakdown", "OUT", "write that breakdown: .parquet", {"rare": True}),

@@ -44,12 +44,12 @@ def list_model_options(several: bool = False) -> Options:
 _RUN = "run of many steps"
 RUN: Options = {
     _RUN: (
-        ("--tokens", (float, "N"), "tokens of the whole run: its days, cost and energy"),
-        ("--price-per-gpu-hour", (float, "P"), "price of a GPU-hour: what the run costs"),
+        ("--tokens", (float, "N"), "tokens of the whole run, for its days, cost and energy"),
+        ("--price-per-gpu-hour", (float, "P"), "price per GPU-hour, for the cost of the run"),
         (
             "--power-w",
             (float, "W"),
-            "power of a GPU while it trains [W]: the energy (default: the limit of its data sheet)",
+            "power per GPU while it trains [W], for the energy (default: the limit of its data sheet)",
             {"rare": True},
         ),
     )
@@ -60,7 +60,7 @@ FAULTS: Options = {
         (
             "--gpu-hours-per-failure",
             (float, "H"),
-            "GPU-hours between failures that stop the run: what is lost, and how often to save a checkpoint",
+            "GPU-hours between failures that stop the run, for goodput and the best checkpoint interval",
             {"rare": True},
         ),
         (
@@ -72,7 +72,7 @@ FAULTS: Options = {
         (
             "--restart-s",
             (float, "S"),
-            "from a failure to the first step after it [s] (default: 0)",
+            "time from a failure to the next step [s] (default: 0)",
             {"default": 0.0, "rare": True},
         ),
     )
@@ -81,7 +81,12 @@ ROUTING: Options = {_MODEL: list_flags(Assumptions, "routing")}
 WHAT_IF: Options = {
     **ROUTING,
     "what if": (
-        ("--scale-network", (float, "F"), "communication F times as fast, as communication_scale 1/F", {"rare": True}),
+        (
+            "--scale-network",
+            (float, "F"),
+            "what if communication were F times as fast (communication_scale 1/F in Python)",
+            {"rare": True},
+        ),
         *(
             (
                 name,
@@ -382,21 +387,21 @@ NETWORK: Options = {
         (
             "--ties",
             TIES,
-            "of equally good routes the first takes all, or pairs of ranks share them (default: what the platform says, "
+            "equal-cost routes: the first carries everything, or pairs of ranks are spread over them (default: the platform's, "
             "else first)",
             {"rare": True},
         ),
-        ("--routing-seed", (int, "N"), "another one shares them in another way", {"rare": True}),
+        ("--routing-seed", (int, "N"), "seed of that spreading", {"rare": True}),
         (
             "--fail-link",
             "FROM,TO",
-            "a directed link that no route takes; may come several times",
+            "a directed link that is down; may be given several times",
             {"action": "append", "rare": True},
         ),
         (
             "--degrade-link",
             "FROM,TO,FACTOR",
-            "a directed link of which so much of the bandwidth is left; may come several times",
+            "a directed link with this share of its bandwidth left; may be given several times",
             {"action": "append", "rare": True},
         ),
     )
@@ -420,8 +425,8 @@ def list_algorithm_options(more: str = "") -> Options:
                 f"algorithm of collectives, message by message: {words}, hierarchical:INNER+OUTER{more}",
                 {"rare": True},
             ),
-            ("--chunks", (int, "N"), "pieces that each of its messages is cut into", {"rare": True}),
-            ("--chunk-bytes", (float, "B"), "or how large a piece is at most [bytes]", {"rare": True}),
+            ("--chunks", (int, "N"), "chunks per message of the algorithm", {"rare": True}),
+            ("--chunk-bytes", (float, "B"), "largest chunk of a message [bytes], instead of --chunks", {"rare": True}),
         )
     }
 

@@ -56,9 +56,9 @@ def add_collective(parser: argparse.ArgumentParser) -> None:
         {
             "": (
                 ("collective", "NAME", "all_reduce, all_gather, broadcast, ..."),
-                ("--bytes", (float, "B"), "a rank's buffer [bytes], such as 100e6", {"required": True}),
+                ("--bytes", (float, "B"), "size of each rank's buffer [bytes], such as 100e6", {"required": True}),
                 ("--ranks", (int, "N"), "ranks of the group", {"required": True}),
-                ("--platform", "NAME|FILE", "as for simulate", {"required": True}),
+                ("--platform", "NAME|FILE", "a shipped platform or a YAML file", {"required": True}),
             )
         },
         list_algorithm_options(measured),

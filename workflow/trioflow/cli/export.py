@@ -8,7 +8,7 @@ from trioflow.base.errors import InputError, PlanError
 from trioflow.base.plan_row import SCHEDULES
 from trioflow.cli.answer import PERFETTO_ENDINGS, predict_options, write_timeline
 from trioflow.cli.choices import COLLECTIVES, add_plan_arguments, read_options
-from trioflow.cli.output import add_command, check_output, print_warnings
+from trioflow.cli.output import add_command, add_subcommand, check_output, print_warnings
 from trioflow.export.chakra import leave_host, size_trace, write_chakra
 from trioflow.export.rank_files import write_kineto, write_nccl_log
 from trioflow.export.triosim import write_triosim
@@ -21,7 +21,7 @@ from trioflow.trace.store import load_trace
 def add_export(parser: argparse.ArgumentParser) -> None:
     """Add ``export`` and its formats to the command's parser."""
     formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT")
-    chakra = formats.add_parser("chakra", help="a plan's task graph, a Chakra file a rank (ASTRA-sim and others)")
+    chakra = add_subcommand(formats, "chakra", "a plan's task graph, one Chakra file per rank (ASTRA-sim and others)")
     add_plan_arguments(chakra)
     device_only = (
         "--device-only",
@@ -50,13 +50,13 @@ def add_export(parser: argparse.ArgumentParser) -> None:
             ("DIR", "new folder for rank-0.log and so on"),
         ),
     ):
-        simulated = formats.add_parser(name, help=text)
+        simulated = add_subcommand(formats, name, text)
         add_plan_arguments(simulated)
         add_command(simulated, run, COLLECTIVES, {"": [_output(*output)]})
-    triosim = formats.add_parser("triosim", help="a trace as TrioSim's trace.csv and tensor.csv")
+    triosim = add_subcommand(formats, "triosim", "a trace as TrioSim's trace.csv and tensor.csv")
     trace = ("trace", "TRACE", "folder of a trace, or a shipped one's name")
     add_command(triosim, _run_export_triosim, {"": [trace, _output("DIR", "folder to write")]})
-    schedule = formats.add_parser("schedule", help="a pipeline schedule's actions, as PyTorch writes and loads them")
+    schedule = add_subcommand(formats, "schedule", "a pipeline schedule's actions, as PyTorch writes and loads them")
     add_command(
         schedule,
         _run_export_schedule,
@@ -64,7 +64,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
             "": (
                 ("name", "NAME", f"{', '.join(SCHEDULES)}, or one that a package registers"),
                 ("--ranks", (int, "P"), "pipeline's ranks", {"required": True}),
-                ("--micro-batches", (int, "M"), "default: a rank each"),
+                ("--micro-batches", (int, "M"), "default: one per rank"),
                 ("--stages-per-rank", (int, "V"), "stages of each rank"),
                 ("--messages", True, "with sends and receives, as PyTorch adds them (its compute_comms format)"),
                 _output("CSV", "file to write; simulate's --schedule-file reads it"),

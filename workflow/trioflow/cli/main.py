@@ -13,7 +13,7 @@ from typing import NoReturn, TextIO, cast
 
 from trioflow import __version__
 from trioflow.base.errors import TrioflowError, suggest
-from trioflow.cli.output import HelpAction, HelpFormatter, PlainStream, WaitSign, escape_text
+from trioflow.cli.output import PlainStream, WaitSign, add_subcommand, escape_text
 
 TRACEBACK = "TRIOFLOW_TRACEBACK"
 """Variable of the environment that shows where an unforeseen error came from."""
@@ -114,14 +114,7 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     parser.set_defaults(build_parser=build_parser)  # the completion of shells reads all of them
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (summary, home) in COMMANDS.items():
-        examples = "\n  ".join(("\n\nexamples:", *EXAMPLES[name])) if name in EXAMPLES else ""
-        text = f"{summary[0].upper()}{summary[1:]}.{examples}"
-        subparser = commands.add_parser(
-            name, help=summary, description=text, formatter_class=HelpFormatter, add_help=False
-        )
-        subparser.add_argument(
-            "-h", "--help", action=HelpAction, nargs="?", metavar="all", help="show this, or with `all` every option"
-        )
+        subparser = add_subcommand(commands, name, summary, EXAMPLES.get(name, ()))
         if words is None or name in words:
             module, _, function = home.rpartition(".")
             getattr(import_module(module), function)(subparser)

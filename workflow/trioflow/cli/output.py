@@ -158,6 +158,17 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=30, width=width, **settings)
 
 
+def add_subcommand(commands: Any, name: str, summary: str, examples: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Return the parser of a subcommand, whose help begins with its summary and examples."""
+    text = f"{summary[0].upper()}{summary[1:]}." + "\n  ".join(["\n\nexamples:", *examples]) * bool(examples)
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=summary, description=text, formatter_class=HelpFormatter, add_help=False
+    )
+    words = "show this, or with `all` every option"
+    parser.add_argument("-h", "--help", action=HelpAction, nargs="?", metavar="all", help=words)
+    return parser
+
+
 def add_command(
     parser: argparse.ArgumentParser, run: Callable[[Any], None], *groups: Options, epilog: str = ""
 ) -> None:

@@ -145,7 +145,7 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
                 ("workload", "WORKLOAD", "by name, such as resnet50 or gpt2, or a function of yours, module:function"),
                 ("--batch", (int, "N"), "samples of the step", {"required": True}),
                 ("--workloads", "FILE", "table of workloads (default: config/workloads.tsv, then those that ship)"),
-                ("--sequence", (int, "N"), "tokens of a sample, instead of the workload's"),
+                ("--sequence", (int, "N"), "tokens per sample, instead of the workload's"),
                 ("--vocab", (int, "N"), "distinct tokens, instead of the workload's", {"dest": "vocabulary"}),
                 (
                     "--input",
@@ -184,7 +184,7 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
 
 _EPILOG = """sources:
   {known}. Plain or gzipped.
-  Kineto traces of all ranks of a parallel run, by name, in a folder or in TensorBoard's: a trace a rank.
+  Kineto traces of all ranks of a parallel run, by name, in a folder or in TensorBoard's: one trace per rank.
 
 example:
   trioflow import kineto.json.gz execution_trace.json --gpu "NVIDIA A40" --batch 32 --precision tf32 -o trace
@@ -201,7 +201,7 @@ def add_import(parser: argparse.ArgumentParser) -> None:
             "": (
                 ("sources", "SOURCE", "file or folder, see below", {"nargs": "+"}),
                 _FOLDER,
-                ("--format", FORMATS, "instead of finding it out"),
+                ("--format", FORMATS, "format of the source, instead of detecting it"),
             ),
             "what the source does not say (an error names what is missing)": (
                 ("--gpu", "NAME", "traced device, as its driver names it"),

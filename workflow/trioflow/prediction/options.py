@@ -110,7 +110,7 @@ class Options(SimulationOptions):
 
     cost_model: str | Path | None = declare(
         f"operator cost model: a file of `trioflow fit`, a shipped one by name, or {' or '.join(UNFITTED)} (a baseline);"
-        " unless given the one of the platform's device",
+        " by default that of the platform's device",
         None,
         Flag("MODEL"),
     )
@@ -122,23 +122,23 @@ class Options(SimulationOptions):
     )
     collectives: str | Path | CollectiveCost | None = declare(
         f"collective cost model: a file of `trioflow fit-collectives`, a shipped one by name, or {CLOSED_FORM} (the ring's,"
-        " over the links); unless given what was measured on the platform",
+        " over the links); by default what was measured on the platform",
         None,
         Flag("MODEL"),
     )
     anchor: str = declare(
-        "how operators that were timed one by one meet a measured step: timer (the timer is taken off each), ratio (one"
+        "how times of single operators are calibrated to the measured step: timer (the timer's own time is taken off), ratio (one"
         f" factor), none, or {SESSION} (calibrated to the single-rank steps of the session that measured the workload here)",
         TIMER,
         Flag("HOW"),
         enum=ANCHORS,
     )
     anchor_band: tuple[float, float] | None = declare(
-        "80 % interval of a whole step predicted from its operators, relative to the step; unless given the shipped one",
+        "80 % interval of a whole step predicted from its operators, relative to the step; by default the shipped one",
         None,
     )
     session: str | Path | None = declare(
-        f"session.json of --anchor {SESSION}; unless given the workload's, measured by `make reproduce` in this folder",
+        f"session.json of --anchor {SESSION}; by default the workload's, measured by `make reproduce` in this folder",
         None,
         Flag("FILE"),
     )
@@ -147,7 +147,7 @@ class Options(SimulationOptions):
         None,
         Flag("HOW|FILE"),
     )
-    schedule: Schedule | None = declare("actions of the pipeline's ranks; unless given the plan's own schedule", None)
+    schedule: Schedule | None = declare("actions of the pipeline's ranks; by default the plan's own schedule", None)
     mode: str = declare(f"what of the step runs: {', '.join(MODES)}", TRAIN, Flag("WHAT"), enum=MODES)
     last_batch: bool = declare(
         "the batch is the last of a data set: replicas that cannot share it evenly repeat samples", False
@@ -162,22 +162,22 @@ class Options(SimulationOptions):
     memory: bool = declare("whether the peaks of memory are estimated too; 0 without", True)
     sequence: int | None = declare("tokens per sample", None, Flag("N", usual=True), minimum=1)
     precision: str | None = declare(
-        f"precision recipe of weights, gradients, optimizer and compute; {DEFAULT_RECIPE} unless given. One of"
+        f"precision recipe of weights, gradients, optimizer and compute; {DEFAULT_RECIPE} by default. One of"
         f" {', '.join(RECIPE_NAMES)}",
         None,
         Flag("RECIPE", usual=True),
     )
     attention: str | None = declare(
         f"attention kernel: {', '.join(ATTENTIONS)}. flash is what PyTorch's operator runs (FlashAttention 2, cuDNN's on"
-        " Blackwell), fused-softmax and eager keep the scores; unless given cudnn for Megatron's recipes, flash2 for nanotron's, else flash",
+        " Blackwell), fused-softmax and eager keep the scores; by default cudnn for Megatron's recipes, flash2 for nanotron's, else flash",
         None,
         Flag("KERNEL"),
         enum=ATTENTIONS,
     )
     fusion: str | None = declare(
         f"fused kernels: {', '.join(FUSIONS)}. eager fuses nothing that PyTorch runs alone; compile, liger and flash-attn"
-        " what these fuse; layers Megatron Core's layers; gradients these and GEMMs that add to main gradients; unless"
-        " given as the recipe's framework does",
+        " what these fuse; layers Megatron Core's layers; gradients these and GEMMs that add to main gradients; by"
+        " default what the recipe's framework fuses",
         None,
         Flag("KIND"),
         enum=FUSIONS,
@@ -199,19 +199,19 @@ class Options(SimulationOptions):
         Flag("R", usual=True),
     )
     lora_targets: str | None = declare(
-        "layers with adapters: q,k,v,o,gate,up,down or all-linear; unless given PEFT's, q and v", None, Flag("NAMES")
+        "layers with adapters: q,k,v,o,gate,up,down or all-linear; by default PEFT's, q and v", None, Flag("NAMES")
     )
-    lora_dropout: float | None = declare("share that adapters drop of their input; 0 unless given", None, Flag("SHARE"))
+    lora_dropout: float | None = declare("dropout of the adapters, a share (default: 0)", None, Flag("SHARE"))
     loss: str | None = declare(
         f"cross-entropy: {', '.join(LOSSES)}. eager computes it of logits cast to fp32, fused in one kernel each way,"
-        " chunked with the LM head's GEMM a piece at a time; unless given as fusion fuses it",
+        " chunked with the LM head's GEMM a piece at a time; by default what the fusion implies",
         None,
         Flag("KIND"),
         enum=LOSSES,
     )
     optimizer: str | None = declare(
         "optimizer of a language model: one kernel for all parameters (-fused), a pass for each term over all of them"
-        " (-foreach), or parameter by parameter; adamw-fused unless given",
+        " (-foreach), or parameter by parameter; by default adamw-fused",
         None,
         Flag("NAME"),
         enum=OPTIMIZERS,
@@ -226,7 +226,7 @@ class Options(SimulationOptions):
         "the network between nodes as measured: bus bandwidth of large messages as nccl-tests prints it, all network cards"
         " of a node together [bytes/s], such as 12.5e9."
         " all_gather=27e9,all_reduce=52e9 for each collective; or tcp: NCCL fell back to TCP sockets,"
-        f" {TCP_BYTES_PER_S / 1e9:g} GB/s for each network card as measured on a cluster; unless given what is known of the"
+        f" {TCP_BYTES_PER_S / 1e9:g} GB/s for each network card as measured on a cluster; by default what is known of the"
         " platform",
         None,
         Flag("B"),
@@ -241,22 +241,24 @@ class Options(SimulationOptions):
         Flag("S"),
     )
     operator_scales: Sequence[tuple[str, float]] = declare(
-        "what if operators took F times as long: a name, or a pattern such as '*attention*'; may come several times",
+        "what if operators took F times as long: a name, or a pattern such as '*attention*'; may be given several times",
         (),
         Flag("NAME F", "--scale-operator"),
     )
     slow_ranks: Sequence[tuple[int, float]] = declare(
-        "what if a rank computed F times as long; may come several times", (), Flag("RANK F", "--slow-rank")
+        "what if a rank computed F times as long; may be given several times", (), Flag("RANK F", "--slow-rank")
     )
     draws: int = declare(
-        "simulate the step K times with jitter: each rank, micro-batch and exchange drawn apart, as real ones vary",
+        "simulate K steps with jitter: every rank, micro-batch and collective varies on its own, as real ones do",
         0,
         Flag("K"),
     )
     seed: int = declare(
-        "seed of what is drawn: with the same one, plans are compared on the same ranks and micro-batches", 0, Flag("N")
+        "seed of the jitter: with the same one, plans are compared on the same slow ranks and micro-batches",
+        0,
+        Flag("N"),
     )
-    spread: Spread | None = declare("that jitter; unless given the shipped one of the platform's kind of device", None)
+    spread: Spread | None = declare("that jitter; by default the shipped one of the platform's kind of device", None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
