@@ -1,54 +1,28 @@
 """A circuit-switched photonic network: light paths are set up, used and torn down."""
 
 import heapq
-import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple
 
-from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link
 from trioflow.network.interface import NEVER_S, Flow, FlowEnd, RoutedNetwork, check_flow
 
 
 @dataclass(frozen=True)
 class CircuitSettings:
-    """What a circuit costs and how many there may be; SimulationError when a number makes no sense.
+    """What a circuit costs and how many there may be.
 
     References: TrioSim's photonic case study: 20 ms to establish a circuit, 8 links (ports) a GPU, the least recently
-    used idle circuit torn down when no port is free, buffer space reserved at the receiver before data moves; how large
-    is not said, so it has no end here.
+    used idle circuit torn down when no port is free. How much buffer the receiver reserves is not said: here it has no end.
     """
 
     # Time from the decision to set a circuit up until it carries bytes [s]
     establish_s: float = 0.020
-    # Circuits that may leave a device, and as many that may reach it; None for no limit
-    ports: int | None = 8
-    receive_buffer_bytes: float = math.inf  # room for messages on their way to one device [bytes]
+    ports: int = 8  # Circuits that may leave a device, and as many that may reach it
     # Whether a circuit stays open for the next flow; it is torn down at the end of its flow without
     keep_open: bool = True
-
-    def __post_init__(self) -> None:
-        """Refuse settings with which no flow could end."""
-        problem = ""
-        if not 0 <= self.establish_s < math.inf:
-            problem = f"establish_s is {self.establish_s!r}"
-        elif self.ports is not None and self.ports < 1:
-            problem = f"ports is {self.ports!r}"
-        elif not self.receive_buffer_bytes > 0:
-            problem = f"receive_buffer_bytes is {self.receive_buffer_bytes!r}"
-        if problem:
-            raise SimulationError(f"circuit network: {problem}")
-
-
-class _Grant(NamedTuple):
-    """When a flow got its circuit [s], and whether that had to be set up first."""
-
-    time_s: float
-    flow_id: int
-    established: bool
 
 
 @dataclass(eq=False, slots=True)
@@ -75,8 +49,7 @@ class CircuitNetwork(RoutedNetwork):
     / bandwidth, and the circuit stays open.
 
     Flows wait in the order of arrival, ties by ``flow_id``, in one line at their source and one at their target, and
-    get a circuit when first in both: nobody overtakes at a device, not even on an open circuit. A flow also waits for
-    room in its target's buffer; one larger than the whole buffer for it to be empty.
+    get a circuit when first in both: nobody overtakes at a device, not even on an open circuit.
 
     Events at one time: ends of flows by ``flow_id``, arrivals likewise, then grants in the order of arrival.
     """
@@ -94,18 +67,12 @@ class CircuitNetwork(RoutedNetwork):
         self._carried: dict[int, tuple[Flow, _Circuit | None]] = {}
         self._sending: dict[str, deque[_Request]] = {}
         self._receiving: dict[str, deque[_Request]] = {}
-        self._reserved: dict[str, dict[int, float]] = {}
         self._leaving: dict[str, dict[int, _Circuit]] = {}
         self._reaching: dict[str, dict[int, _Circuit]] = {}
         self._order, self._numbers = count(), count()
-        self.grants: list[_Grant] = []
-        """Circuits given to flows so far, in order."""
-        self.torn_down = 0
-        """Circuits torn down so far."""
+        self.established = self.torn_down = 0
+        """Circuits set up for a flow and torn down so far."""
         for source, target in open_circuits:
-            self._router.route(source, target)
-            if not all(self._has_port(*end) for end in self._ends_of(source, target)):
-                raise SimulationError(f"circuit network: no port is left for the open circuit {source} to {target}")
             self._open(source, target)
 
     @property
@@ -159,7 +126,6 @@ class CircuitNetwork(RoutedNetwork):
             self._link_bytes[link.source, link.target] += flow.size_bytes
         if circuit is not None:
             circuit.busy, circuit.last_used_s = False, self._now_s
-            del self._reserved[flow.target][flow_id]
             if not self.settings.keep_open:
                 self._tear_down(circuit)
             self._ask_first(flow, asking)
@@ -186,31 +152,26 @@ class CircuitNetwork(RoutedNetwork):
                 self._ask_first(flow, asking)
 
     def _can_grant(self, flow: Flow) -> bool:
-        """Return whether both ends have a port that carries nothing, and room for the bytes."""
-        held = self._reserved.get(flow.target, {})
-        if held and sum(held.values()) + flow.size_bytes > self.settings.receive_buffer_bytes:
-            return False
+        """Return whether both ends have a port that carries nothing."""
         ends = (self._leaving.get(flow.source, {}), self._reaching.get(flow.target, {}))
-        limit = self.settings.ports
-        return limit is None or all(sum(c.busy for c in end.values()) < limit for end in ends)
+        return all(sum(circuit.busy for circuit in end.values()) < self.settings.ports for end in ends)
 
     def _grant(self, flow: Flow) -> None:
         source, target = flow.source, flow.target
         circuits = self._leaving.get(source, {}).values()
         circuit = next((c for c in circuits if c.target == target and not c.busy), None)
-        established = circuit is None
+        ready_s = self._now_s
         if circuit is None:
             for ends, device in self._ends_of(source, target):
-                if not self._has_port(ends, device):
+                if len(ends.get(device, {})) >= self.settings.ports:
                     idle = [c for c in ends[device].values() if not c.busy]
                     self._tear_down(min(idle, key=_age))
             circuit = self._open(source, target)
+            ready_s += self.settings.establish_s
+            self.established += 1
         circuit.busy = True
-        self.grants.append(_Grant(self._now_s, flow.flow_id, established))
-        self._reserved.setdefault(target, {})[flow.flow_id] = flow.size_bytes
         route = self._router.route(source, target)
         rates = [self._router.links[index].bandwidth_bytes_per_s for index in route]
-        ready_s = self._now_s + (self.settings.establish_s if established else 0.0)
         self._carry(flow, circuit, ready_s, min([flow.max_rate_bytes_per_s, *rates]))
 
     def _carry(self, flow: Flow, circuit: _Circuit | None, ready_s: float, rate_bytes_per_s: float) -> None:
@@ -220,10 +181,6 @@ class CircuitNetwork(RoutedNetwork):
 
     def _ends_of(self, source: str, target: str) -> tuple[tuple[dict[str, dict[int, _Circuit]], str], ...]:
         return (self._leaving, source), (self._reaching, target)
-
-    def _has_port(self, ends: Mapping[str, Mapping[int, _Circuit]], device: str) -> bool:
-        limit = self.settings.ports
-        return limit is None or len(ends.get(device, {})) < limit
 
     def _open(self, source: str, target: str) -> _Circuit:
         circuit = _Circuit(next(self._numbers), source, target, self._now_s)

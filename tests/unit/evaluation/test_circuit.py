@@ -1,4 +1,3 @@
-import math
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ SETUP_S, LATENCY_S = 2.0, 0.25
 FABRIC = build_switch(5, 100.0, 0.0)
 
 
-def make(ports: int | None = 1, **settings: Any) -> CircuitNetwork:
+def make(ports: int = 1, **settings: Any) -> CircuitNetwork:
     return CircuitNetwork(FABRIC, CircuitSettings(SETUP_S, ports, **settings))
 
 
@@ -47,33 +46,19 @@ RUNS: dict[str, tuple[dict[str, Any], list[tuple[Flow, float]], dict[int, float]
         2,
     ),
     "a receiver's only port": ({}, [(flow(n, n, 2), 0.0) for n in (0, 1)], {0: EACH_S, 1: 2 * EACH_S}, 2, 1),
-    "room at the receiver": (
-        {"ports": 4, "receive_buffer_bytes": 80.0},
-        [(flow(n, n, 2), 0.0) for n in (0, 1)],
-        {0: EACH_S, 1: 2 * EACH_S},
-        2,
-        0,
-    ),
-    "larger than the buffer: alone": (
-        {"ports": 4, "receive_buffer_bytes": 10.0},
-        [(flow(0, 0, 2), 0.0)],
-        {0: EACH_S},
-        1,
-        0,
-    ),
     "what stays on a device": ({}, [(flow(0, 0, 0), 1.0)], {0: 1.0 + LATENCY_S}, 0, 0),
 }
 """Settings, flows with their times, when each ends, circuits that were set up, and torn down."""
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_flows_wait_for_circuits_ports_and_room(name: str) -> None:
+def test_flows_wait_for_circuits_and_ports(name: str) -> None:
     settings, flows, ends, made, torn_down = RUNS[name]
     network = make(**settings)
     for one, time_s in flows:
         network.start(one, time_s)
     assert drain(network) == ends
-    assert sum(grant.established for grant in network.grants) == made
+    assert network.established == made
     assert network.torn_down == torn_down
     assert len(network.open_circuits) == made - torn_down
 
@@ -88,8 +73,7 @@ def test_nobody_overtakes_at_a_device_even_on_an_open_circuit() -> None:
     network.start(flow(3, 0, 3), 60.0)  # waits: both ports into rank3 are busy
     network.start(flow(4, 0, 1), 61.0)  # its circuit is open and idle, and 3 is first at rank0
     ends = drain(network)
-    assert [grant.flow_id for grant in network.grants] == [0, 1, 2, 3, 4]
-    assert ends[4] > ends[1]
+    assert ends[3] > ends[1] and ends[4] > ends[1] > 61.0 + EACH_S
 
 
 def test_the_least_recently_used_idle_circuit_gives_way() -> None:
@@ -105,8 +89,6 @@ def test_circuits_that_are_open_at_the_start_need_no_set_up() -> None:
     network = CircuitNetwork(FABRIC, CircuitSettings(SETUP_S, 1), [("rank0", "rank1")])
     network.start(flow(0, 0, 1), 0.0)
     assert drain(network) == {0: LATENCY_S + 0.5}
-    with pytest.raises(SimulationError, match="no port is left for the open circuit rank0 to"):
-        CircuitNetwork(FABRIC, CircuitSettings(SETUP_S, 1), [("rank0", "rank1"), ("rank0", "rank2")])
 
 
 def test_a_circuit_runs_at_its_narrowest_link_or_the_flows_cap() -> None:
@@ -116,20 +98,6 @@ def test_a_circuit_runs_at_its_narrowest_link_or_the_flows_cap() -> None:
     network.start(Flow(1, "rank0", "rank1", 20.0, 0.0, max_rate_bytes_per_s=2.0), 0.0)
     assert drain(network) == {0: 4.0, 1: 10.0}
     assert network.link_bytes == {("rank0", "hub"): 40.0, ("hub", "rank1"): 40.0}
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"establish_s": -1.0}, "establish_s is -1.0"),
-        ({"establish_s": math.nan}, "establish_s is nan"),
-        ({"ports": 0}, "ports is 0"),
-        ({"receive_buffer_bytes": 0.0}, "receive_buffer_bytes is 0.0"),
-    ],
-)
-def test_settings_with_which_no_flow_could_end_are_refused(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(SimulationError, match=f"circuit network: {told}"):
-        CircuitSettings(**settings)
 
 
 def test_a_flow_without_a_route_is_refused() -> None:

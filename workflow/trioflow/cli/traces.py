@@ -351,7 +351,7 @@ def _run_retrieve(options: argparse.Namespace) -> None:
     entries = catalogue.select_files(options.names)
     source = choose_source(catalogue.base_url, catalogue.lfs_url)
     for entry in entries:
-        retrieval = retrieve_file(entry, Path(options.output) / entry.key, **asdict(source))
+        retrieval = retrieve_file(entry, Path(options.output) / entry.key, source)
         print(f"{retrieval.path}  {format_bytes(entry.bytes)}, {retrieval.source}")
     licences = ", ".join(sorted({f"{e.repository} {e.licence}" for e in entries}))
     print(f"licences: {licences}")

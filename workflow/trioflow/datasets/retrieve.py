@@ -75,18 +75,20 @@ def choose_source(base_url: str, lfs_url: str = "", environment: Mapping[str, st
             raise DatasetError(f"{_URL_VARIABLE} is {url!r}, which is not a URL", fix=fix)
         base_url, lfs_url = url, ""
     mirror = Path(folder).expanduser() if folder else None
-    if mirror is not None:
-        _check_mirror(mirror)
+    if mirror is not None and not mirror.is_dir():
+        raise DatasetError(
+            "the mirror of public data is not a folder",
+            file=mirror,
+            fix=f"set {_MIRROR_VARIABLE} to a folder with <owner>+<repository>/<path>, or unset it",
+        )
     return Source(base_url, lfs_url, mirror)
 
 
 def retrieve_file(
     entry: DatasetFile,
     target: str | Path,
+    source: Source,
     *,
-    base_url: str,
-    lfs_url: str = "",
-    mirror: str | Path | None = None,
     attempts: int = _ATTEMPTS,
     timeout_s: float = TIMEOUT_S,
     sleep: Callable[[float], object] = time.sleep,
@@ -98,11 +100,9 @@ def retrieve_file(
     ``LONGEST_WAIT_S``, or are the server's Retry-After. Raises DatasetError when the mirror's file is another, the address
     cannot be reached, refuses or serves something else, or the file cannot be written.
     """
-    goal, source = Path(target), Source(base_url, lfs_url, None if mirror is None else Path(mirror))
+    goal = Path(target)
     if _is_right(goal, entry):
         return Retrieval(goal, THERE)
-    if source.mirror is not None:
-        _check_mirror(source.mirror)
     copy = source.mirror / entry.key if source.mirror else None
     try:
         with atomic_path(goal) as path:
@@ -267,12 +267,3 @@ def _is_right(path: Path, entry: DatasetFile) -> bool:
         return path.stat().st_size == entry.bytes and digest_file(path) == entry.sha256
     except OSError:
         return False
-
-
-def _check_mirror(mirror: Path) -> None:
-    if not mirror.is_dir():
-        raise DatasetError(
-            "the mirror of public data is not a folder",
-            file=mirror,
-            fix=f"set {_MIRROR_VARIABLE} to a folder with <owner>+<repository>/<path>, or unset it",
-        )

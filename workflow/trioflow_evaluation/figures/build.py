@@ -268,9 +268,9 @@ def build_figure_data(name: str, files: Files, plans: Sequence[Mapping[str, Any]
         if figure.form == catalogue.SHARES:
             return _build_shares(figure, files, plans)
         kind = "times" if figure.form == catalogue.SPEED else "study"
-        frame = tables.read_table(_take_one(files, kind), kind, schema=SCHEMAS[figure.form])
+        frame = tables.read_table(files[kind][0], kind, schema=SCHEMAS[figure.form])
         if frame.empty:
-            raise InputError("no row", file=_take_one(files, kind), fix="make the table again")
+            raise InputError("no row", file=files[kind][0], fix="make the table again")
         return frame
     except InputError as error:
         raise type(error)(f"{name}: {error.problem}", file=error.file, place=error.place, fix=error.fix) from None
@@ -279,7 +279,7 @@ def build_figure_data(name: str, files: Files, plans: Sequence[Mapping[str, Any]
 def _build_evidence(figure: Figure, name: str, files: Files, plans: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     if figure.live:
-        errors = read_live_errors(_take_one(files, "errors"), plans, figure.families)
+        errors = read_live_errors(files["errors"][0], plans, figure.families)
         live = list_live_rows(errors, LIVE, figure.live_label)
         if figure.busy:
             live = use_busy_time(
@@ -340,18 +340,10 @@ def _describe_plan(row: Mapping[str, Any]) -> str:
 
 
 def _build_shares(figure: Figure, files: Files, plans: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    errors = read_live_errors(_take_one(files, "errors"), plans, figure.families)
+    errors = read_live_errors(files["errors"][0], plans, figure.families)
     rows = list_live_shares(errors, _read_profiles(files))
     rows += sorted(list_predicted_shares(files.get("predictions", [])), key=lambda row: str(row["case"]))
     return pd.DataFrame([{"figure": figure.name, **row} for row in rows], columns=SHARES.names)
-
-
-def _take_one(files: Files, kind: str) -> str:
-    """Return the only file of a kind."""
-    found = list(files.get(kind, []))
-    if not found:
-        raise InputError(f"no file of its {kind}", fix="start the figure by its workflow target")
-    return found[0]
 
 
 def _read_profiles(files: Files) -> pd.DataFrame:
@@ -396,7 +388,7 @@ REPEATS = 5
 
 
 def time_simulations(description: str | Path, target: str | Path, repeats: int = REPEATS) -> pd.DataFrame:
-    """Time every scenario of a description that has a step, and write ``SIMULATOR_TIMES``; InputError where none has.
+    """Time every scenario of a description that has a step, and write ``SIMULATOR_TIMES``.
 
     In one warm process: starting and loading do not count; extrapolation is timed apart.
     """
@@ -407,8 +399,6 @@ def time_simulations(description: str | Path, target: str | Path, repeats: int =
         for values in sweep.scenarios
         if workshop.predict(0, values)["status"] == OK
     ]
-    if not rows:
-        raise InputError("no scenario has a step to time", file=description, fix="mend it")
     frame = pd.DataFrame(rows, columns=SIMULATOR_TIMES.names)
     tables.write_table(frame, "simulator times", target, stamp([description]), SIMULATOR_TIMES)
     return frame

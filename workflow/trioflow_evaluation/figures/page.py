@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pandas as pd
 from trioflow import tables
-from trioflow.base.errors import InputError
 from trioflow.report.pages import Page, Section, render_definitions, render_details, render_figure, write_page
 
 from trioflow_evaluation.evaluate import render_frame
@@ -38,19 +37,12 @@ _PICTURE_WIDTH_PX = 540
 
 
 def build_figures_page(files: Sequence[str | Path], page: str | Path) -> None:
-    """Write the page from the files that ``build.make_figure`` writes.
-
-    Raises InputError, nothing written, when there is no figure or one lacks its picture.
-    """
+    """Write the page from the files that ``build.make_figure`` writes."""
     found = {Path(file).name: Path(file) for file in files}
     names = [Path(file).stem for file in files if Path(file).suffix == ".parquet"]
-    if not names:
-        raise InputError("no figure to show", fix="run `snakemake figures`")
     sections: list[Section] = []
     for name in names:
         figure = catalogue.find_figure(name)
-        if f"{name}.svg" not in found:
-            raise InputError(f"the figure {name} has no picture", fix=f"run `snakemake {name}`")
         address = os.path.relpath(found[f"{name}.svg"].parent, Path(page).parent)
         rows = tables.read_table(found[f"{name}.parquet"], name, schema=SCHEMAS[figure.form])
         title = f"Figure {int(figure.name.removeprefix('fig'))}: {figure.title}"

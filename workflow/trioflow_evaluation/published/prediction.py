@@ -117,11 +117,9 @@ def predict_by_triosim(
 ) -> float | None:
     """Return the time of a step by TrioSim's public rules [s]; None for a plan that they do not know.
 
-    ``overlap``: false for its standard data parallelism, which adds the all-reduce. Raises
-    InputError when the bandwidth, of every collective and message, is not positive.
+    ``overlap``: false for its standard data parallelism, which adds the all-reduce;
+    ``bandwidth_bytes_per_s``: of every collective and message.
     """
-    if not bandwidth_bytes_per_s > 0:
-        raise InputError(f"{bandwidth_bytes_per_s} bytes/s is not a bandwidth")
     degrees = [d for d in (plan.data, plan.tensor, plan.pipeline) if d > 1]
     if len(degrees) > 1 or plan.sharding != "none" or plan.pieces > 1 or plan.stages_per_rank > 1:
         return None

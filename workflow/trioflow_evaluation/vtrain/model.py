@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from trioflow.base.errors import InputError
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.operators.half_tables import shipped_tensor_products
 from trioflow.engine.draws import DrawnGraph
@@ -351,7 +350,5 @@ def _group(rows: pd.DataFrame) -> list[tuple[int, int, Any]]:
 
 
 def name_values(values: Floats) -> dict[str, float]:
-    """Return a vector of parameters by their names; InputError where it has another length."""
-    if len(values) != len(NAMES):
-        raise InputError(f"{len(values)} values for {len(NAMES)} parameters")
+    """Return a vector of parameters by their names."""
     return dict(zip(NAMES, (float(v) for v in values), strict=True))

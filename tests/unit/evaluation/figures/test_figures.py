@@ -184,8 +184,6 @@ def test_an_empty_or_missing_set_is_named_with_its_figure(files: dict[str, list[
     few = write(make_errors(("one",)), "errors", tmp_path / "error.parquet")
     with pytest.raises(InputError, match="fig08: no measured experiment with a plan of the kind DDP"):
         build_figure_data("fig08", {**files, "errors": [few]}, make_plans())
-    with pytest.raises(InputError, match="fig08: no file of its errors"):
-        build_figure_data("fig08", {}, make_plans())
     with pytest.raises(InputError, match="published-fig06: the set batch-change is missing"):
         build_figure_data("published-fig06", {**files, "validation": []}, make_plans())
     empty = write(make_sweep()[:0], "sweep_results", tmp_path / "net.parquet")
@@ -424,15 +422,6 @@ def test_the_page_shows_every_figure_with_its_three_labels(made: Path) -> None:
     assert "9 GB do not fit 8 GB" in text.replace("&nbsp;", " ")
 
 
-def test_a_page_of_nothing_and_a_figure_without_picture_are_errors(made: Path, tmp_path: Path) -> None:
-    page = tmp_path / "figures.html"
-    with pytest.raises(InputError, match="no figure to show"):
-        build_figures_page([], page)
-    with pytest.raises(InputError, match="the figure fig08 has no picture"):
-        build_figures_page([made / "drawn" / "fig08.parquet"], page)
-    assert not page.exists()
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> str:
     return write(make_errors(), "errors", tmp_path / "error.parquet")
@@ -653,14 +642,6 @@ def test_every_step_is_timed_and_told_with_its_events(tmp_path: Path) -> None:
     assert 0 < row["wall_low_s"] <= row["wall_s"] <= row["wall_high_s"] and row["build_s"] > 0
 
 
-def test_nothing_to_time_is_an_error(tmp_path: Path) -> None:
-    description = tmp_path / "none.yaml"
-    description.write_text(ONE % 3)
-    with pytest.raises(InputError, match="no scenario has a step to time"):
-        time_simulations(description, tmp_path / "times.parquet")
-    assert not (tmp_path / "times.parquet").exists()
-
-
 def test_what_is_missing_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     none = pd.DataFrame(columns=EVIDENCE.names)
     empty = write(make_sweep()[:0], "sweep_results", tmp_path / "empty.parquet")
@@ -669,7 +650,6 @@ def test_what_is_missing_is_named_and_nothing_is_written(tmp_path: Path) -> None
         ("no figure 'fig99'", find_figure, ("fig99",)),
         (r"fig08 has no description fig08\.yaml", list_inputs, ("fig08", {}, [], [], [])),
         ("fig08: no row to draw", draw_evidence, (FIGURES["fig08"], none)),
-        ("fig08: no file of its errors", make_figure, ("fig08", {}, make_plans(), tmp_path / "fig08")),
         (r"no predicted scenario in .*empty\.parquet", list_predicted_rows, ([empty],)),
         ("no whole training step in the set new-gpu", list_validation_rows, (nobody, "new-gpu")),
     ):

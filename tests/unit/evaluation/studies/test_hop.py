@@ -6,12 +6,10 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from trioflow.base.errors import SimulationError
 from trioflow_evaluation.studies import hop
 from trioflow_evaluation.studies.hop import (
     GRAPHS,
     Edge,
-    Floats,
     HopRun,
     HopSettings,
     HopWork,
@@ -36,8 +34,6 @@ def test_graphs_are_those_of_the_paper() -> None:
     assert {(0, 1), (0, 3), (0, 2), (0, 4)} <= set(double)
     for edges in (ring, double):
         assert {(b, a) for a, b in edges} == set(edges), "every edge leads both ways"
-    with pytest.raises(SimulationError, match="no graph is called 'star'"):
-        build_graph("star")
 
 
 def test_the_work_comes_from_the_trace() -> None:
@@ -70,8 +66,6 @@ def test_links_are_as_slow_as_the_slower_of_their_ends() -> None:
     one, _ = draw_times(WORK, edges, "sending", 0, bandwidth_bytes_per_s=1e9)
     both, _ = draw_times(WORK, edges, "links", 0, bandwidth_bytes_per_s=1e9)
     assert all(both[a, b] == max(one[a, b], one[b, a]) for a, b in edges)
-    with pytest.raises(SimulationError, match="nothing is called 'rain'"):
-        draw_times(WORK, edges, "rain", 0, bandwidth_bytes_per_s=1e9)
 
 
 @pytest.fixture(scope="module")
@@ -200,35 +194,3 @@ def test_a_worker_skips_only_as_far_as_the_slowest_it_sends_to() -> None:
     # At 50 s worker 2 has started iterations 0 to 12, and worker 1 all of its 20.
     assert entered[1] == 12
     assert found.start_s[0, 12] == 50.0
-
-
-@pytest.mark.parametrize(
-    ("rules", "told"),
-    [
-        ({"max_gap": 0}, "max_gap is 0; it must be at least 1"),
-        ({"backup_workers": -1}, "backup_workers is -1"),
-        ({"staleness": -1}, "staleness is -1"),
-        ({"max_jump": 0}, "max_jump is 0"),
-        ({"behind": 0}, "behind is 0"),
-        ({"backup_workers": 3}, "3 backup workers and a worker with 3 senders"),
-    ],
-)
-def test_rules_that_make_no_sense_are_refused(rules: dict[str, int], told: str) -> None:
-    with pytest.raises(SimulationError, match=told):
-        run(**rules)
-
-
-@pytest.mark.parametrize(
-    ("sending", "compute", "told"),
-    [
-        ({(0, 1): 1.0}, np.zeros(3), r"the shape \(3,\)"),
-        ({(0, 1): 1.0}, np.zeros((2, 0)), r"the shape \(2, 0\)"),
-        ({(0, 1): -1.0}, np.ones((2, 2)), "-1.0 is not a time"),
-        ({(0, 1): 1.0}, np.full((2, 2), np.inf), "inf is not a time"),
-        ({(0, 0): 1.0}, np.ones((2, 2)), r"the edge \(0, 0\) does not join two of 2 workers"),
-        ({(0, 2): 1.0}, np.ones((2, 2)), r"the edge \(0, 2\)"),
-    ],
-)
-def test_inputs_that_make_no_sense_are_refused(sending: dict[Edge, float], compute: Floats, told: str) -> None:
-    with pytest.raises(SimulationError, match=told):
-        simulate_hop(sending, compute, HopSettings())

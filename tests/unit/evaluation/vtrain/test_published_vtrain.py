@@ -72,8 +72,6 @@ def test_sizes_come_back_from_the_names() -> None:
     names = ["hidden", "layers", "tensor", "data", "pipeline", "micro_batches", "micro_batch", "batch"]
     pd.testing.assert_frame_equal(sized[names], expected[names])
     assert sized["error"].to_numpy() == pytest.approx(0.1)
-    with pytest.raises(InputError, match="ddp4"):
-        read_sizes(make_cases(GROUPS).assign(plan="ddp4"))
 
 
 def test_the_page_holds_figures_scores_and_parameters(tmp_path: Path) -> None:
