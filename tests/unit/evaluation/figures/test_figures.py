@@ -526,7 +526,7 @@ def test_scenarios_are_predicted_as_a_sweep_predicts_them(tmp_path: Path) -> Non
     assert again["step_time_s"][1] == Workshop().predict(0, given)["step_time_s"]
     rows = list_predicted_rows([tmp_path / "two.parquet"], label="{trace} at {batch}")
     assert [row["plan"] for row in rows] == ["single", "TP", "TP"]
-    assert rows[2]["predicted_s"] is None and "cannot be shared" in rows[2]["reason"]
+    assert rows[2]["predicted_s"] is None and "does not divide" in rows[2]["reason"]
     assert rows[0]["label"] == "gpt2-tiny-b8 at 8" and rows[1]["ranks"] == 2
 
 
