@@ -118,7 +118,9 @@ FAMILIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 INPUT = "input"
 """Key of a row of a user's own model that is no column: the shape of one sample, such as 3x224x224."""
 LANGUAGE = "language"
-"""Family of a model given by its configuration; no table has rows of it."""
+"""Family of a decoder given by its configuration; no table has rows of it."""
+CONFIGURED = "configured"
+"""Family of any other network given by its ``config.json``, which transformers builds; no table has rows of it."""
 
 SIZES = tuple(dict.fromkeys(c for sizes in FAMILIES.values() for group in sizes for c in group))
 

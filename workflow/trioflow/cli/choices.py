@@ -328,8 +328,13 @@ def apply_configuration(options: argparse.Namespace) -> None:
     if options.trace or options.plan:
         raise InputError("--megatron gives the model and the plan", fix="leave TRACE and --plan out")
     found = find_configuration(options.megatron)
-    if found is None:
-        raise InputError("there is no such configuration", file=options.megatron)
+    if not isinstance(found, Configuration):
+        raise InputError(
+            "no configuration of a decoder that trioflow builds, nor of its plan"
+            if found
+            else "there is no such configuration",
+            file=options.megatron,
+        )
     options.trace = [options.megatron]
     for column, value in found.degrees.items():
         if column != "data" and vars(options)[column] in (None, False):

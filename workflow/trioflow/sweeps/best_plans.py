@@ -107,7 +107,8 @@ def plan(
     inter_node = {key: step.get(key) for key in INTER_NODE}
     machine = open_platform(name, ranks, **inter_node)
     machine = replace(machine, device=machine.device.keep_free(memory_margin))
-    configuration = find_configuration(model) if find_model(model) else None
+    found_model = find_configuration(model) if find_model(model) else None
+    configuration = found_model if isinstance(found_model, Configuration) else None
     assumed: dict[str, Any] = {} if name == machine.name else {"platform": machine.name}
     if configuration is not None:
         sequence = step.get("sequence") or configuration.step.get("sequence")

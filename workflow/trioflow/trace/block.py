@@ -282,6 +282,10 @@ def _find_optimizer(block: Block, owner: dict[int, str]) -> list[range]:
     return runs
 
 
+_FLOWING = ("activation", "input", "output", "gradient")
+"""Categories of what blocks hand on; a gradient of one sample may end as that of a table of positions."""
+
+
 class _Storages:
     """Finds which storages each copy has for itself, and which hand on from block to block."""
 
@@ -357,7 +361,7 @@ class _Storages:
         found: dict[int, set[Kind]] = {}
         for row in self.rows[part.start : part.stop]:
             for i in row[column]:
-                flows = self.category[i] in ("activation", "input", "output")
+                flows = self.category[i] in _FLOWING
                 if self.storage[i] in among and flows and self.kinds[i][0]:
                     found.setdefault(self.storage[i], set()).add(self.kinds[i])
         return found

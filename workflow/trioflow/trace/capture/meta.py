@@ -24,6 +24,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -39,14 +40,16 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._pytree import tree_leaves
 
-from trioflow.base.errors import InputError
+from trioflow.base.errors import InputError, TraceError
 from trioflow.base.provenance import stamp, write_json
+from trioflow.base.settings import CONFIGURED
 from trioflow.trace.capture.training_step import TrainingStep
 from trioflow.trace.capture.workload import describe_model, profile_with_tensors
 from trioflow.trace.facts import UNTIMED
 from trioflow.trace.profile.execution_trace import list_tensors
 from trioflow.trace.profile.kineto import ABSENT
 from trioflow.trace.profile.merge import merge_trace
+from trioflow.trace.repeat import repeat_block
 from trioflow.trace.store import Trace
 from trioflow.trace.workloads.build import build_workload
 from trioflow.trace.workloads.precision import choose_optimizer, choose_precision
@@ -83,7 +86,8 @@ class NotingFakeMode(FakeTensorMode):  # type: ignore[misc]  # mypy does not rea
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.calls: list[_FakeCall] | None = None
-        self.values_read = 0
+        self.values_read = self.calls_made = 0
+        self.most_calls: float = float("inf")
         self._kept: list[Any] = []
 
     @classmethod
@@ -115,6 +119,12 @@ class NotingFakeMode(FakeTensorMode):  # type: ignore[misc]  # mypy does not rea
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run a call on fake tensors; a number asked of one is zero."""
+        self.calls_made += 1
+        if self.calls_made > self.most_calls:
+            raise InputError(
+                f"more than {self.most_calls // 2:,} operators a step: it loops over tokens, which real runs do in one kernel",
+                fix="capture the model on a GPU with that kernel: trioflow capture module:function",
+            )
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except DataDependentOutputException:
@@ -314,6 +324,9 @@ TARGETS = ("cuda", "cpu")
 DEVICE = "meta"
 """The fact ``device`` of such a trace."""
 _PLACE = torch.device("cpu")
+_FAILURES = (ValueError, TypeError, AttributeError, IndexError, KeyError, RuntimeError, NotImplementedError)
+_MOST_CALLS = 40_000
+"""Calls of a step given by a configuration, beyond which it loops over tokens, which real runs do in one kernel."""
 
 
 def capture_meta(row: Mapping[str, Any], batch: int, *, target: str = "cuda", seed: int = 0) -> Trace:
@@ -337,6 +350,8 @@ def capture_meta(row: Mapping[str, Any], batch: int, *, target: str = "cuda", se
         raise InputError(f"unknown target {target!r}", fix=f"use {' or '.join(TARGETS)}")
     chosen = {**row, "optimizer": choose_optimizer(str(row["optimizer"]), target)}
     mode = NotingFakeMode()
+    if row["family"] == CONFIGURED:
+        mode.most_calls = _MOST_CALLS
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         masks: set[bool] = set()
@@ -355,10 +370,24 @@ def capture_meta(row: Mapping[str, Any], batch: int, *, target: str = "cuda", se
                 "and --device meta computes none",
                 fix="capture it on a device",
             ) from error
+        except _FAILURES as error:
+            if row["family"] != CONFIGURED:
+                raise
+            raise InputError(
+                f"{row['model']} does not run on inputs of the sizes in its configuration ({error})"
+            ) from error
         found = {"target": target} | ({"causal_attention": masks == {True}} if masks else {})
-        write_json(folder / "environment.json", _describe(row, batch, seed, mode) | model | found)
+        described = _describe(row, batch, seed, mode)
+        described["warnings"] += workload.notes
+        write_json(folder / "environment.json", described | model | found)
         trace = merge_trace(folder)
-    return _without_times(trace)
+    trace = _without_times(trace)
+    for block, copies in workload.repeats.items():
+        trace = repeat_block(trace, block, copies)
+    counted = sum(prod(entry["shape"]) for entry in trace.facts.parameters or ())
+    if workload.parameters not in (0, counted):
+        raise TraceError(f"{counted:,} parameters, and the whole model has {workload.parameters:,}")
+    return trace
 
 
 def fused_attention(masks: set[bool]) -> AbstractContextManager[Any]:

@@ -20,7 +20,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
@@ -33,12 +33,13 @@ from typing import Any
 
 import pandas as pd
 
-from trioflow.base.errors import InputError, TrioflowError, how_to_install
+from trioflow.base.errors import InputError, TraceError, TrioflowError, how_to_install
 from trioflow.base.precision_recipes import RECIPES, PrecisionRecipe, choose_recipe
 from trioflow.base.provenance import digest_modules
-from trioflow.base.settings import LANGUAGE
+from trioflow.base.settings import CONFIGURED, LANGUAGE
 from trioflow.tables import records
-from trioflow.trace.language.sizes import BLOCKS, GRADIENTS, LanguageModel, LanguageStep
+from trioflow.trace.consistency import check_trace
+from trioflow.trace.language.sizes import BLOCKS, GRADIENTS, LanguageModel, LanguageStep, Network
 from trioflow.trace.repeat import repeat_block
 from trioflow.trace.store import Trace, pack_trace, read_pack, save_trace
 
@@ -263,12 +264,55 @@ def make_trace(model: LanguageModel, step: LanguageStep) -> Trace:
             "--cuda-graphs: how many tokens an expert gets changes from step to step, and a graph's sizes cannot",
             fix="leave it out for a mixture of experts",
         )
-    path = cache_folder() / f"{_name(model, step)}.trace"
+    return _keep(model.name, [asdict(model), asdict(step)], lambda: _capture(model, step))
+
+
+def make_network_trace(network: Network, asked: Mapping[str, Any]) -> Trace:
+    """Return the operators of a training step of a network that transformers or diffusers builds, without times.
+
+    ``asked``: fields of `LanguageStep`; without ``sequence`` the configuration's own. The trace is kept as by `make_trace`. Raises
+    InputError when the library is not installed, does not know the network, or something of a decoder's kernels is asked.
+    """
+    for word in sorted({"attention", "fusion", "cuda_graphs", "deterministic", "loss"} & {*filter(asked.get, asked)}):
+        raise InputError(
+            f"--{word.replace('_', '-')}: {network.kind} is built as its library writes it, not of kernels to choose from",
+            file=network.file,
+            fix="leave it out",
+        )
+    step = LanguageStep(**{"sequence": 1, **asked})
+    row = asdict(step) | {
+        "workload": network.name,
+        "family": CONFIGURED,
+        "model": network.kind,
+        "sequence": asked.get("sequence"),
+        "lora": step.lora or None,
+        "config": network.content,
+    }
+
+    def capture() -> Trace:
+        capture_meta = _find_capture_meta()
+        try:
+            trace = capture_meta(row, step.batch)
+            check_trace(trace, network.file)
+            return trace
+        except TraceError:  # blocks that are built alike need not run alike
+            return capture_meta(row | {"whole": True}, step.batch)
+
+    try:
+        trace = _keep(network.name, [row, step.batch], capture)
+    except InputError as error:
+        raise InputError(error.problem, file=network.file, place=error.place, fix=error.fix) from error
+    return Trace(trace.operators, trace.tensors, replace(trace.facts, source="configuration of a model"))
+
+
+def _keep(name: str, decides: list[Any], capture: Callable[[], Trace]) -> Trace:
+    """Return a trace kept under all that ``decides`` it; captured, and kept, where there is none."""
+    path = cache_folder() / f"{_name(name, decides)}.trace"
     with _CAPTURES:
         with suppress(TrioflowError, OSError):  # one that cannot be read is made again
             if path.exists():
                 return read_pack(path)
-        trace = _capture(model, step)
+        trace = capture()
         # A folder that cannot be written is not an error.
         with suppress(OSError), TemporaryDirectory() as temporary:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -294,20 +338,21 @@ def cache_folder() -> Path:
     return Path(home) / "trioflow" / "traces"
 
 
-def _name(model: LanguageModel, step: LanguageStep) -> str:
-    """Return a name made of all that decides a trace."""
-    try:
-        torch = version("torch")
-    except PackageNotFoundError:
-        torch = ""
-    decides = [asdict(model), asdict(step), digest_modules(*MODULES), torch]
-    digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
-    plain = re.sub("[^a-z0-9.-]+", "-", model.name.lower()).strip("-")[:40]
+def _name(name: str, decides: list[Any]) -> str:
+    """Return a name made of all that decides a trace, and the libraries that run it."""
+    libraries = []
+    for library in ("torch", "transformers", "diffusers"):
+        with suppress(PackageNotFoundError):
+            libraries.append(f"{library} {version(library)}")
+    digest = hashlib.sha256(
+        json.dumps([*decides, digest_modules(*MODULES), libraries], sort_keys=True).encode()
+    ).hexdigest()
+    plain = re.sub("[^a-z0-9.-]+", "-", name.lower()).strip("-")[:40]
     return f"{plain}-{digest[:16]}"
 
 
-def _capture(model: LanguageModel, step: LanguageStep) -> Trace:
-    """Run the step on fake tensors with few blocks, and repeat the last."""
+def _find_capture_meta() -> Callable[..., Trace]:
+    """Return what captures a step without a device; InputError where PyTorch is missing."""
     quieten_profiler()
     try:
         from trioflow.trace.capture.meta import capture_meta
@@ -316,6 +361,12 @@ def _capture(model: LanguageModel, step: LanguageStep) -> Trace:
             f"the trace of a model given by its configuration is made with PyTorch ({error})",
             fix=how_to_install("capture"),
         ) from None
+    return capture_meta
+
+
+def _capture(model: LanguageModel, step: LanguageStep) -> Trace:
+    """Run the step on fake tensors with few blocks, and repeat the last."""
+    capture_meta = _find_capture_meta()
     captured = min(model.layers, model.dense_layers + CAPTURED_BLOCKS)
     if model.window or re.search(r"[\d?\[]", step.freeze):  # blocks may differ
         captured = model.layers

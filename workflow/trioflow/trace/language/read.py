@@ -3,6 +3,7 @@
 Language models by transformers' ``config.json``, read as transformers reads it.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import cache
@@ -14,9 +15,9 @@ from trioflow.base.input_files import LARGEST_JSON_BYTES, parse_json, parse_toml
 from trioflow.base.shipped import read_own_records, read_table
 from trioflow.base.yaml_files import parse_yaml
 from trioflow.trace.language.launch import find_framework, read_launch
-from trioflow.trace.language.make import make_trace
+from trioflow.trace.language.make import make_network_trace, make_trace
 from trioflow.trace.language.megatron import parse_arguments, read_megatron
-from trioflow.trace.language.sizes import Configuration, Fields, LanguageModel, LanguageStep, note_unknown
+from trioflow.trace.language.sizes import Configuration, Fields, LanguageModel, LanguageStep, Network, note_unknown
 from trioflow.trace.store import Trace
 
 ACTIVATIONS = {
@@ -120,23 +121,11 @@ def known_families() -> dict[str, dict[str, Any]]:
 def read_huggingface(content: Mapping[str, Any], file: str, name: str) -> Configuration:
     """Return the model of a ``config.json``'s ``content``, to be called ``name``.
 
-    Raises InputError when the type is not built here, a size is missing, or a field makes it
-    another network (blocks without experts in between, other attention).
+    Its ``model_type`` is one of `known_families`. Raises InputError when a size is missing, or a field makes it another
+    network (blocks without experts in between, other attention).
     """
     kind = str(content.get("model_type", ""))
-    family = known_families().get(kind)
-    if family is None or content.get("is_encoder_decoder") is True:
-        encodes = content.get("is_encoder_decoder") is True
-        raise InputError(
-            "an encoder-decoder is not built from a configuration"
-            if encodes
-            else f"model_type {kind!r} is not built from a configuration",
-            file=file,
-            place="model_type",
-            fix="capture the model: module:function"
-            if encodes
-            else f"use one of {', '.join(known_families())}, or capture the model: module:function",
-        )
+    family = known_families()[kind]
     defaults = {field: value for field, value in family.items() if field not in _TRAITS}
     own, refused = {*defaults, *family.get("null", ())}, family.get("refused", {})
     foreign = {n for one in known_families().values() for n in (*one, *one.get("null", ()))} - own
@@ -278,24 +267,38 @@ _HARMLESS_OF_NANOTRON = HARMLESS | {
 """Fields of nanotron's YAML that change nothing here."""
 
 
-def find_configuration(name: str | Path) -> Configuration | None:
+def find_configuration(name: str | Path) -> Configuration | Network | None:
     """Return the configuration that a published name or a path stands for; None where it is something else.
 
     Files: Hugging Face's JSON (or its folder), Megatron-LM's arguments as YAML or command line,
-    nanotron's YAML. Raises InputError when one is not such a configuration, or the model is not
-    built here.
+    nanotron's YAML. Raises InputError when one is not such a configuration.
     """
     path = Path(name)
     if path.is_dir() and (path / _HUGGINGFACE).is_file() and not (path / "trace.json").exists():
-        return read_configuration(path / _HUGGINGFACE)
+        path = path / _HUGGINGFACE
     if path.is_file() and path.suffix in (".json", TOML, *YAML, *TEXT):
-        return read_configuration(path)
+        return _read_network(path) or read_configuration(path)
     model = None if path.exists() else published_models().get(_plain_name(str(name)))
     if model is None:
         return None
     row = next(row for row in read_table(TABLE) if row["name"] == model.name)
     notes = (f"{row['left_out']} is not built, and left out",) if row["left_out"] else ()
     return Configuration(model, notes=notes, max_positions=int(row["max_positions"]))
+
+
+def _read_network(path: Path) -> Network | None:
+    """Return the network of a ``config.json`` that is no decoder built here; None for any other file."""
+    text = read_text(path, InputError, LARGEST_JSON_BYTES) if path.suffix == ".json" else "null"
+    content = parse_json(text, path, InputError)
+    kind = str(content.get("model_type", content.get("_class_name", ""))) if isinstance(content, Mapping) else ""
+    if not kind or (kind in known_families() and content.get("is_encoder_decoder") is not True):
+        return None
+    return Network(_name_file(path), kind, json.dumps(content, sort_keys=True), str(path))
+
+
+def _name_file(path: Path) -> str:
+    name = path.parent.name if path.stem in ("config", "model_config") else path.stem
+    return name or path.stem
 
 
 def _plain_name(name: str) -> str:
@@ -305,15 +308,14 @@ def _plain_name(name: str) -> str:
 
 
 def read_configuration(path: Path) -> Configuration:
-    """Return what a configuration file says; InputError as `find_configuration`."""
+    """Return what the file of a decoder says; InputError as `find_configuration`, or where it is another network."""
     return parse_configuration(read_text(path, InputError, LARGEST_JSON_BYTES), str(path))
 
 
 def parse_configuration(text: str, file: str) -> Configuration:
-    """Return what a configuration's text says, read by the ending of its ``file``; InputError as `find_configuration`."""
+    """Return what a configuration's text says, read by the ending of its ``file``; InputError as `read_configuration`."""
     path = Path(file)
-    name = path.parent.name if path.stem in ("config", "model_config") else path.stem
-    name = name or path.stem
+    name = _name_file(path)
     if path.suffix in TEXT:
         arguments = parse_arguments(text, file)
         if not _LAYERS & set(arguments):
@@ -324,7 +326,7 @@ def parse_configuration(text: str, file: str) -> Configuration:
         if find_framework(content):
             return read_launch(content, text, file, published_models())
         arguments = content.get(_MEGATRON_ARGUMENTS, content)
-        if "model_type" in content:
+        if content.get("model_type") in known_families():
             return read_huggingface(content, file, name)
         if isinstance(arguments, Mapping) and _LAYERS & set(arguments):
             return read_megatron(arguments, file, name)
@@ -404,12 +406,14 @@ def _read_nanotron_degrees(content: Mapping[str, Any], file: str) -> dict[str, A
     }
 
 
-def trace_of(found: Configuration, asked: Mapping[str, Any]) -> Trace:
+def trace_of(found: Configuration | Network, asked: Mapping[str, Any]) -> Trace:
     """Return the trace of a configuration's training step; what is ``asked`` of a ``LanguageStep`` wins over the file.
 
     A sequence that nobody gives is the model's usual one, and ``sequence_assumed`` in the facts. Raises InputError as
     ``make_trace``.
     """
+    if isinstance(found, Network):
+        return make_network_trace(found, {name: value for name, value in asked.items() if value is not None})
     stated = {**found.step, **{name: value for name, value in asked.items() if value is not None}}
     trace = make_trace(found.model, LanguageStep(**{"sequence": found.usual_sequence, **stated}))
     changes: dict[str, Any] = {"warnings": trace.facts.warn(*found.notes)} if found.notes else {}

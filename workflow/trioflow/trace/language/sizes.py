@@ -75,6 +75,19 @@ class Configuration:
         return named
 
 
+@dataclass(frozen=True)
+class Network:
+    """A network that is no decoder of our own: its ``config.json``, of which another library builds it.
+
+    ``content``: the file's text; ``kind``: its ``model_type``, or its class in diffusers.
+    """
+
+    name: str
+    kind: str
+    content: str
+    file: str
+
+
 class Fields:
     """The fields of a configuration as a reader takes them; what nobody took is left. ``file``: for messages."""
 

@@ -25,33 +25,29 @@ A whole model hands more than activations from block to block (positions,
 masks); these modules compute the rest anew in every stage.
 """
 
-import importlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fnmatch import filter as filter_names
 from fnmatch import fnmatchcase
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trioflow.base.errors import InputError, how_to_install
-from trioflow.base.settings import FAMILIES, LANGUAGE
+from trioflow.base.errors import InputError
+from trioflow.base.settings import CONFIGURED, FAMILIES, LANGUAGE
 from trioflow.base.shipped import read_own_records
 from trioflow.trace.language.decoder import build_language_model
 from trioflow.trace.language.sizes import split_adapters
+from trioflow.trace.workloads.configured import build_configured, import_transformers, instantiate, quiet
 from trioflow.trace.workloads.precision import MainWeights, Precision, check_optimizer, choose_precision
 from trioflow.trace.workloads.recipe import Recipe, make_tokens, mean_cross_entropy, need_flag, need_size, read_size
-from trioflow.trace.workloads.torchvision_models import FUNCTIONS, build_torchvision, define_missing_operators
+from trioflow.trace.workloads.torchvision_models import FUNCTIONS, build_torchvision
 from trioflow.trace.workloads.user_model import build_user_model
-
-ATTENTION = "trioflow_unmasked_sdpa"
-"""Name under which the attention without masks is made known to transformers."""
 
 
 @dataclass(frozen=True)
@@ -171,14 +167,14 @@ def build_transformers(row: Mapping[str, Any]) -> Recipe:
     published = MODELS[chosen]
     kind = _ARCHITECTURES[published.architecture]
     sequence, layers = need_size(row, "sequence"), read_size(row, "layers")
-    library = _import_transformers(name)
+    library = import_transformers(name)
     settings = {"use_cache": False, **published.settings}
     settings |= dict.fromkeys(kind.depth, layers) if layers else {}
-    with _quiet(library):
+    with quiet(library):
         config = getattr(library, kind.config)(**settings)
         # A T5 configuration ties the embeddings whatever it says; FLAN-T5's are not tied.
         config.tie_word_embeddings = published.tied
-        model = _instantiate(library, kind.model, config)
+        model = instantiate(library, kind.model, config)
     if not kind.blocks:
         # Untying the head also unties the two halves' tables, which published models share.
         model.set_input_embeddings(model.get_input_embeddings())
@@ -208,41 +204,6 @@ def _make_translations(sequence: int, vocabulary: int, batch: int, seed: int, de
     read, written = tokens[:, :sequence], tokens[:, sequence:]
     inputs = {"input_ids": read.contiguous(), "decoder_input_ids": written.contiguous()}
     return inputs, targets[:, :sequence].contiguous()
-
-
-def _import_transformers(workload: str) -> ModuleType:
-    """Import transformers, whose models import torchvision where installed: that has to be importable first."""
-    try:
-        define_missing_operators()
-        return importlib.import_module("transformers")
-    except ImportError as error:
-        raise InputError(
-            f"workload {workload}: transformers is not installed ({error})", fix=how_to_install("capture")
-        ) from None
-
-
-def _instantiate(library: ModuleType, name: str, config: Any) -> nn.Module:
-    """Build a model in single precision whose attention takes no mask."""
-    kind = getattr(library, name)
-    attention = "eager"
-    if kind._supports_sdpa:
-        module = importlib.import_module("transformers.integrations.sdpa_attention")
-        library.AttentionInterface.register(ATTENTION, module.sdpa_attention_forward)
-        attention = ATTENTION
-    model: nn.Module = kind._from_config(config, attn_implementation=attention)
-    return model.float().train()
-
-
-@contextmanager
-def _quiet(library: ModuleType) -> Iterator[None]:
-    """Silence remarks about text generation, which never happens here."""
-    logging = library.utils.logging
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
 
 
 class _PositionedEmbedding(nn.Module):
@@ -553,5 +514,6 @@ _BUILDERS: dict[str, Callable[[Mapping[str, Any]], Recipe]] = {
     "transformer": _build_transformer,
     "transformers": build_transformers,
     LANGUAGE: build_language_model,
+    CONFIGURED: build_configured,
     "user": build_user_model,
 }

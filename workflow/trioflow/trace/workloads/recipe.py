@@ -33,6 +33,10 @@ class Recipe:
     # Unit's name to a module that maps the unit before to the unit after; without it a unit runs
     # its modules one after the other.
     make_unit: Callable[[str], nn.Module] | None = None
+    notes: tuple[str, ...] = ()  # what of the model does not run
+    # Paths of blocks that stand for others, with how many each is of the whole model, which has so many parameters.
+    repeats: dict[str, int] = field(default_factory=dict)
+    parameters: int = 0
 
 
 _MOST_DIGITS = 15
