@@ -83,11 +83,6 @@ def test_blocks_that_stand_for_others_are_as_all_of_them(kind, changes, tmp_path
     ("content", "step", "message"),
     [
         ({"model_type": "bertt"}, {}, "knows no model_type 'bertt'; did you mean bert?"),
-        (
-            {"model_type": "t5"},
-            {},
-            "nothing says how many tokens T5ForConditionalGeneration reads at once; give --sequence",
-        ),
         ({"model_type": "bert"}, {"sequence": 513}, "does not run on inputs of the sizes in its configuration"),
         (
             {"model_type": "bert", "num_attention_heads": 7},
