@@ -317,7 +317,7 @@ def apply_configuration(options: argparse.Namespace) -> None:
     settled = list_given(options, ("megatron", "as_traced", "plan", "schedule_file", *DEGREES))
     name = find_model(options.trace) if options.trace and not settled else None
     launch = None if name is None else find_configuration(name)
-    if launch is not None and launch.degrees:
+    if isinstance(launch, Configuration) and launch.degrees:
         options.megatron, options.trace = str(name), []
     if options.megatron is None:
         if not options.trace:
