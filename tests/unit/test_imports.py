@@ -47,6 +47,7 @@ TORCH_AT_IMPORT = {
     "trace/capture/workload",
     "trace/language/decoder",
     "trace/workloads/build",
+    "trace/workloads/configured",
     "trace/workloads/precision",
     "trace/workloads/recipe",
     "trace/workloads/torchvision_models",
