@@ -288,14 +288,14 @@ def _run_simulate(options: argparse.Namespace) -> None:
         return
     prediction = predict_options(options, record_links=str(options.timeline or "").endswith(PERFETTO_ENDINGS))
     answer, breakdown = prediction.to_dict(), None
-    answer |= _add_run(answer, options, prediction.step.platform.device)
+    answer |= add_run(answer, options, prediction.step.platform.device)
     if options.by:
         breakdown = prediction.breakdown(options.by, options.depth)
     if options.timeline:
         write_timeline(prediction, options.timeline)
     if options.breakdown and breakdown is not None:
         tables.write_table(breakdown, "breakdown", options.breakdown)
-    write_page(options, "plot", prediction)
+    write_page(options, "plot", prediction, run=answer.get("run"))
     rows = [answer] if breakdown is None else tables.records(breakdown)
     if write_output(options.form, answer | ({} if breakdown is None else {"breakdown": rows}), rows):
         return
@@ -389,7 +389,7 @@ def _run_largest(options: argparse.Namespace) -> None:
     print(format_facts(facts))
 
 
-def _add_run(answer: Mapping[str, Any], options: argparse.Namespace, device: Device) -> dict[str, Any]:
+def add_run(answer: Mapping[str, Any], options: argparse.Namespace, device: Device) -> dict[str, Any]:
     """Return the run of ``--tokens`` as an entry of the answer; nothing where none is asked for."""
     power_w, sheet = options.power_w, device.sheet
     if power_w is None and sheet and math.isfinite(sheet.power_limit_w):

@@ -184,17 +184,18 @@ JSON: Options = {"answer": [("--json", True, "print one JSON object for programs
 HTML: Options = {"answer": [("--html", "OUT", "write the answer with its pictures as one file: .html (needs bokeh)")]}
 
 
-def write_page(options: argparse.Namespace, draw: str = "", *answers: Any) -> None:
+def write_page(options: argparse.Namespace, draw: str = "", *answers: Any, **more: Any) -> None:
     """Write the page of ``--html`` where it is asked for; before anything is computed only check that it can be written.
 
-    ``draw``: the function of ``report.charts`` that draws the answers; none to check. Raises InputError where bokeh or the
+    ``draw``: the function of ``report.charts`` that draws the answers, with what ``more`` it takes; none to check. Raises InputError where bokeh or the
     folder is missing.
     """
     check_output("--html", options.html, (".html",))
     if options.html:
         charts = import_module("trioflow.report.charts")
         if draw:
-            getattr(charts, draw)(*answers, asked=shlex.join(["trioflow", *options.words])).save(options.html)
+            asked = shlex.join(["trioflow", *options.words])
+            getattr(charts, draw)(*answers, asked=asked, **more).save(options.html)
 
 
 FORMS = ("table", "json", "csv", "parquet")

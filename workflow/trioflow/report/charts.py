@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -103,24 +104,11 @@ class Page:
         """Return the figures as JSON that a page's script draws, each into the element ``chart-1`` and so on."""
         return [json_item(chart.figure, f"chart-{place}") for place, chart in enumerate(self.charts, 1)]
 
-    def render(self, template: str = "answer.html", **more: Any) -> str:
-        """Return the page as HTML that fetches nothing."""
-        library = Resources(mode="inline", components=["bokeh"], minified=True).render_js()
-        known = {name: (_TEMPLATES / f"charts.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
+    def render(self, template: str = "answer.html") -> str:
+        """Return the page as HTML that fetches nothing, or by another template."""
         # Nothing in the data may end the script that it stands in.
-        items = json.dumps(self.list_items()).replace("<", "\\u003c")
-        drawn = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-        text: str = drawn.get_template(template).render(
-            page=self,
-            warnings=group_warnings(self.warnings),
-            items=items,
-            library=library,
-            look=read_look("css"),
-            version=__version__,
-            **known,
-            **more,
-        )
-        return text
+        items = json.dumps(self.list_items()).replace("<", "\\u003c") if template == "answer.html" else ""
+        return render(template, page=self, warnings=group_warnings(self.warnings), items=items)
 
     def save(self, path: str | Path) -> None:
         """Write the page into one file, below 3 MB."""
@@ -132,8 +120,27 @@ class Page:
         return f'<iframe srcdoc="{escape(self.render())}" width="100%" height="{height}" style="border:0"></iframe>'
 
 
-def plot(*predictions: Prediction, asked: str = "") -> Page:
-    """Return the page of a prediction, or of two plans side by side with why the first beats the second."""
+@cache
+def _read_parts() -> dict[str, str]:
+    """Return what every page holds: Bokeh's library, styles and scripts."""
+    library = "\n".join(Resources(mode="inline", components=["bokeh"], minified=True).js_raw)
+    files = {"css": "charts.css", "js": "charts.js", "ui": "ui.js"}
+    own = {name: (_TEMPLATES / file).read_text(encoding="utf-8") for name, file in files.items()}
+    return {"library": library, "look": read_look("css"), "version": __version__, **own}
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a page by its template; values are escaped."""
+    known = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    text: str = known.get_template(template).render(**_read_parts(), **values)
+    return text
+
+
+def plot(*predictions: Prediction, asked: str = "", run: Mapping[str, Any] | None = None) -> Page:
+    """Return the page of a prediction, or of two plans side by side with why the first beats the second.
+
+    ``run``: what a run of many tokens takes, of ``language_answer.describe_run``.
+    """
     first, *others = predictions
     memory_bytes = first.step.platform.device.memory_bytes
     charts = [draw_parts(dict(zip("AB", predictions, strict=False)) if others else {"": first})]
@@ -148,7 +155,7 @@ def plot(*predictions: Prediction, asked: str = "") -> Page:
         ]
     if first.step.platform.device.memory_bandwidth_bytes_per_s:
         charts.append(draw_roofline(first))
-    facts = [(name, text) for name, text in first.list_facts() if name != "warning"]
+    facts = [*_list_rates(first, run or {}), *((name, text) for name, text in first.list_facts() if name != "warning")]
     plans = [("plan A", first.title), ("plan B", others[0].title)] if others else []
     verdict = explain_gap(first, others[0])[0] if others else _judge(first)
     return Page(first.title, verdict, [*plans, *facts], charts, first.warnings, asked)
@@ -231,6 +238,26 @@ def _judge(prediction: Prediction) -> str:
     if prediction.fit_probability is None:
         return text
     return f"{text} It {'fits' if prediction.fit_probability >= LIKELY else 'does not fit'} the memory."
+
+
+def _list_rates(prediction: Prediction, run: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what follows from the step's time, each with its 80 % interval."""
+    rates, step_s = prediction.describe_language(), prediction.step_time_s
+    ends = [step_s / end for end in (prediction.high_s, prediction.low_s) if end]
+
+    def spread(value: float, form: str, *, slower: bool = False) -> str:
+        low, high = sorted(value / end if slower else value * end for end in ends)
+        return f"{value:{form}} (80 % interval {low:{form}} to {high:{form}}; {prediction.confidence})"
+
+    known = [
+        ("tokens_per_s", "tokens/s", ",.0f"),
+        ("tokens_per_s_per_gpu", "tokens/s per GPU", ",.0f"),
+        ("mfu", "MFU", ".1%"),
+    ]
+    facts = [(label, spread(rates[name], form)) for name, label, form in known if name in rates]
+    if run:
+        facts.append(("days", spread(run["time_s"] / HOUR_S / 24, ",.1f", slower=True)))
+    return facts + ([("cost", spread(run["cost"], ",.0f", slower=True))] if "cost" in run else [])
 
 
 def explain_gap(one: Prediction, other: Prediction) -> tuple[str, dict[str, float]]:
