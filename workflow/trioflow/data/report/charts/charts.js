@@ -9,7 +9,7 @@ function paintCharts() {
       else if (/^(axis|major_tick)_line_color$/.test(name)) change[name] = soft;
       else if (name === "grid_line_color" && model.attributes[name] !== null) change[name] = line;
     }
-    if (model.tags?.includes("ink")) change["text" in model.attributes ? "text_color" : "line_color"] = { value: ink };
+    if (model.tags?.includes("ink")) change["text" in model.attributes ? "text_color" : "line_color"] = model.type === "Span" ? ink : { value: ink };
     if (Object.keys(change).length) model.setv(change);
   }
 }
