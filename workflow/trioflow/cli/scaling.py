@@ -62,7 +62,7 @@ def _predict_at(options: argparse.Namespace, count: int, name: str) -> dict[str,
     chosen = argparse.Namespace(**{**vars(options), "ranks": count, "gpus": f"{count}x{name}" if name else None})
     chosen.data = None
     if not any(getattr(options, given) for given in ("plan", "sharding", "tensor", "context", "pipeline", "expert")):
-        chosen.plan = "fsdp"
+        chosen.plan = "fsdp" if count > 1 else "single"
     plan, platform, assumed = read_options(chosen)
     prediction = predict(options.trace, plan, platform, batch=options.batch, options=assumed)
     answer = prediction.to_dict()
