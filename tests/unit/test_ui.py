@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from browser import Browser, list_faults, list_requests, read_axe, run_driver
-from trioflow.cli.main import main
+from trioflow.cli.main import build_parser, main
 from trioflow.cli.ui import Studio, serve
 
 FORM = {"model": "gpt2-b8", "platform": "dgx1-v100", "ranks": 4, "plan": "ddp", "batch": 32}
@@ -25,7 +25,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (folder / "own.yaml").write_text("name: own")
     found: list[str] = []
     loop = asyncio.new_event_loop()
-    task = loop.create_task(serve(Studio(folder), 0, found.append))
+    task = loop.create_task(serve(Studio(build_parser(["simulate"]), folder), 0, found.append))
     thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])))
     thread.start()
     while not found:

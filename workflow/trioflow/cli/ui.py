@@ -24,7 +24,6 @@ import yaml
 from trioflow.base.errors import InputError, TrioflowError, how_to_install
 from trioflow.base.precision_recipes import RECIPE_NAMES
 from trioflow.cli.answer import add_run, predict_options
-from trioflow.cli.main import build_parser
 from trioflow.cli.output import add_command
 from trioflow.parallel.plan import NAMED
 from trioflow.parallel.remembered import Memory, remembering
@@ -90,9 +89,9 @@ class Field:
         return [self.flag, str(int(given) if self.whole and self.kind != "choice" else given)]
 
 
-def list_fields(folder: Path | None = None) -> dict[str, Field]:
-    """Return the controls by name, with the flags and help of ``simulate``; further traces and platforms lie in ``folder``."""
-    root = next(action for action in build_parser(["simulate"])._actions if action.dest == "command")
+def list_fields(parser: argparse.ArgumentParser, folder: Path | None = None) -> dict[str, Field]:
+    """Return the controls by name, with the flags and help of the command's ``simulate``; further traces and platforms lie in ``folder``."""
+    root = next(action for action in parser._actions if action.dest == "command")
     actions: dict[str, Any] = {one.dest: one for one in root.choices["simulate"]._actions}  # type: ignore[index]
     known = models()
     names = known.loc[known["use"] != "capture", "name"].tolist()
@@ -114,11 +113,11 @@ def list_fields(folder: Path | None = None) -> dict[str, Field]:
 
 
 class Studio:
-    """Answers forms, and remembers graphs and predictions from one to the next."""
+    """Answers forms, and remembers graphs and predictions from one to the next; ``parser``: of the command."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.fields = list_fields(folder)
-        self._parser, self._memory = build_parser(["simulate"]), Memory()
+    def __init__(self, parser: argparse.ArgumentParser, folder: Path | None = None) -> None:
+        self.fields = list_fields(parser, folder)
+        self._parser, self._memory = parser, Memory()
         self._ask = lru_cache(_MOST_ANSWERS)(self._predict)
 
     def spell(self, form: Any) -> dict[str, list[str]]:
@@ -271,4 +270,4 @@ def _run_ui(options: argparse.Namespace) -> None:
             webbrowser.open(address)
 
     with suppress(KeyboardInterrupt):
-        asyncio.run(serve(Studio(options.folder), options.port, show))
+        asyncio.run(serve(Studio(options.build_parser(["simulate"]), options.folder), options.port, show))
