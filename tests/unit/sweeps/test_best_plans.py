@@ -1,6 +1,7 @@
 """``trioflow plan``: the best plans on one screen, with the numbers of ``search`` and ``simulate``; GPUs by their name."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,3 +120,19 @@ def test_a_language_model_runs_micro_batches_of_one_unless_asked(capsys: pytest.
     with pytest.raises(TrioflowError, match="does not divide into micro-batches of 3"):
         cut_batch(make_plan(data=2), 8, 3)
     assert cut_batch(make_plan(data=2, pipeline=2), 16, 2).micro_batches == 4
+
+
+def test_a_frameworks_file_is_planned_and_compared_with_its_own_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.sh"
+    sizes = "--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128"
+    file.write_text(
+        f"torchrun --nproc_per_node 4 pretrain_gpt.py {sizes} --bf16 --micro-batch-size 1 --global-batch-size 8"
+        " --tensor-model-parallel-size 2 --use-distributed-optimizer\n"
+    )
+    assert main(["plan", str(file), "--gpus", "4xH100", "--top", "1", "--jobs", "1"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "its own DP2 x TP2, ZeRO-1, mbs 1, 4 gradient" in text and "batch 8 = 1.02k tokens a step," in text
+    assert main(["simulate", str(file), "--gpus", "4xH100", "--explain"]) == 0
+    assert "nproc" not in capsys.readouterr().err

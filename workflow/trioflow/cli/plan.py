@@ -7,16 +7,26 @@ from typing import Any
 
 from trioflow.base.errors import InputError
 from trioflow.base.units import format_bytes, format_count, format_time
-from trioflow.cli.answer import DAY_S, JOULES_PER_MWH, draw_bar, print_prediction, wrap
-from trioflow.cli.choices import GPUS, INTER_NODES, ROUTING, list_given, list_inter_node, list_model_options
+from trioflow.cli.answer import DAY_S, JOULES_PER_MWH, draw_bar, predict_options, print_prediction, wrap
+from trioflow.cli.choices import (
+    GPUS,
+    INTER_NODES,
+    ROUTING,
+    apply_configuration,
+    list_given,
+    list_inter_node,
+    list_model_options,
+)
 from trioflow.cli.output import HTML, JSON, add_command, format_table, write_output, write_page
 from trioflow.cli.search import describe_odds, predict_best, print_search, show_progress
 from trioflow.parallel.memory.peak import find_fullest
 from trioflow.parallel.memory.survival import describe_probability
+from trioflow.prediction.assembly import find_model
 from trioflow.prediction.fitting import split_memory
 from trioflow.prediction.options import STEP_WORDS
 from trioflow.sweeps.best_plans import BestPlans, plan
 from trioflow.trace.language.launch import FRAMEWORKS
+from trioflow.trace.language.read import find_configuration
 
 _PARTS = {
     "tensor communication": ("T", "exposed TP"),
@@ -98,6 +108,7 @@ def _run_plan(options: argparse.Namespace) -> None:
     if write_output("json" if options.json else "table", answer, answer["ranking"]):
         return
     print(format_plans(best, answer, options.currency))
+    _compare_own(options, answer["best"])
     for one in answer["launch"].values():
         _give_launch(one, options.output, options.gpus)
     if options.explain:
@@ -105,6 +116,22 @@ def _run_plan(options: argparse.Namespace) -> None:
         print_search(answer)
         print("\n--- the first plan\n")
         print_prediction(best.prediction, answer["best"], options)
+
+
+def _compare_own(options: argparse.Namespace, best: Mapping[str, Any]) -> None:
+    """Print what the plan of a launch configuration takes, where the model is one; nothing for another model."""
+    launch = find_configuration(options.model) if find_model(options.model) else None
+    if launch is None or not launch.degrees:
+        return
+    asked = options.build_parser(["simulate"]).parse_args(["simulate", options.model, "--gpus", options.gpus])
+    apply_configuration(asked)
+    own = predict_options(asked)
+    times = f"{format_time(own.step_time_s)} [{format_time(own.low_s)}-{format_time(own.high_s)}]"
+    odds = "" if own.fit_probability is None else f", {describe_probability(own.fit_probability)}"
+    ratio = own.step_time_s / own.task_graph.metadata.batch / (best["step_time_s"] / best["batch"])
+    print(
+        wrap(f"its own     {own.task_graph.metadata.plan_text}: {times}{odds}; plan 1 is {ratio:.2f} times as fast", 12)
+    )
 
 
 def _give_launch(launch: Mapping[str, str], folder: str | None, gpus: str) -> None:

@@ -114,8 +114,9 @@ def plan(
         sequence = step.get("sequence") or configuration.step.get("sequence")
         if sequence is None:
             sequence = assumed["sequence"] = configuration.usual_sequence
+        batch = configuration.global_batch if batch is None else batch
         if batch is None:
-            batch = assumed["batch"] = configuration.global_batch or choose_batch(configuration, sequence, ranks)
+            batch = assumed["batch"] = choose_batch(configuration, sequence, ranks)
     sheet = machine.device.sheet
     if power_w is None and sheet is not None and math.isfinite(sheet.power_limit_w):
         power_w = assumed["power_w"] = sheet.power_limit_w

@@ -76,7 +76,7 @@ def parse_arguments(text: str, file: str) -> dict[str, Any]:
             found["model-provider"] = program[1]
         elif name and found[name] is True:
             found[name] = (word if "(" in word else word.rstrip(")")) or True
-        elif name and re.fullmatch(r"[\w.:+-]+", word):
+        elif name and re.fullmatch(r"[\w.:+-]+", word) and not word.endswith(".py"):
             found[name] = f"{found[name]} {word}"
         else:
             name = ""
