@@ -32,7 +32,7 @@ TOKENS, WORDS = {"sequence_parallel": True}, {"vocabulary_parallel": True}
         ({"pipeline": 2, "offload": "activations"}, "activations in a pipeline of 2 is not simulated"),
         ({"recompute": "full", "offload": "activations"}, "with recompute full is not simulated"),
         ({"data": 2, "sharding": "zero1", "offload": "optimizer"}, "optimizer with zero1"),
-        ({"data": 2, "sharding": "zero4"}, "unknown sharding 'zero4'; use one of none, zero1"),
+        ({"data": 2, "sharding": "zero4"}, "unknown sharding 'zero4'; did you mean zero3\\? use one of none, zero1"),
         ({"sharding": "fsdp"}, "fsdp on one rank; give a data degree"),
         (
             {"data": 2, "pipeline": 2, "sharding": "fsdp", "schedule": "gpipe-recompute"},

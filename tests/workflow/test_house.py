@@ -300,7 +300,8 @@ def test_the_rooms_that_design_draws_exist() -> None:
         for name in re.findall(r"`(\w+)/?`", files):
             assert (home / f"{name}.py").exists() or (home / name).is_dir(), f"{room}: {name}"
         # A command's modules are named as the command is.
-        missing = {file.stem for file in home.glob("[a-z]*")} - set(re.findall(r"\w+", files))
+        files_there = {file.stem for file in home.glob("[a-z]*") if file.suffix != ".pyi"}  # stubs are generated
+        missing = files_there - set(re.findall(r"\w+", files))
         assert not missing or room == "`cli`", f"{room} has no place for {missing}"
     drawn = {row.split("|")[1].strip(" `") for row in rows}
     rooms = {file.parent.name for file in (ROOT / "workflow/trioflow").glob("*/__init__.py")}

@@ -353,12 +353,6 @@ class Plan:
         """Whether experts lie on a stage's ranks otherwise than the rest of the model."""
         return self.expert > 1 or self.expert_cut != self.tensor
 
-    def replicas_of(self, experts: bool) -> int:
-        """Return the ranks that hold the same of a stage: of the experts, or of all else."""
-        if not experts:
-            return self.replicas
-        return self.replicas * self.tensor // (self.expert * self.expert_cut)
-
     def shards_of(self, experts: bool) -> int:
         """Return the ranks that each hold a part of what is shared, of the experts or of all else."""
         if not experts or self.sharding == "none":

@@ -325,7 +325,7 @@ def test_a_plan_has_the_degrees_that_its_row_says():
     assert overlaps == ["products", "backward", "auto"]
     assert plan_rate(SHARDED, 8, 16).tensor_overlap == "auto"  # tensors are not cut
     experts = plan_rate(replace(SPLIT, expert=4), 2, 64)
-    assert (experts.expert, experts.expert_cut, experts.replicas_of(True)) == (4, 1, 1)
+    assert (experts.expert, experts.expert_cut) == (4, 1)
     handed_on = plan_rate(replace(SPLIT, model="DeepSeekV3 (dropless)", expert=4), 2, 64)
     assert (experts.expert_domain, handed_on.expert_domain, handed_on.expert_hops) == (0, 8, (1, 4))
     assert plan_rate(replace(SPLIT, model="DeepSeekV3"), 2, 64).expert_domain == 0
