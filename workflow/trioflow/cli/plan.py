@@ -27,6 +27,7 @@ from trioflow.prediction.options import STEP_WORDS
 from trioflow.sweeps.best_plans import BestPlans, plan
 from trioflow.trace.language.launch import FRAMEWORKS
 from trioflow.trace.language.read import find_configuration
+from trioflow.trace.language.sizes import Configuration
 
 _PARTS = {
     "tensor communication": ("T", "exposed TP"),
@@ -121,7 +122,7 @@ def _run_plan(options: argparse.Namespace) -> None:
 def _compare_own(options: argparse.Namespace, best: Mapping[str, Any]) -> None:
     """Print what the plan of a launch configuration takes, where the model is one; nothing for another model."""
     launch = find_configuration(options.model) if find_model(options.model) else None
-    if launch is None or not launch.degrees:
+    if not isinstance(launch, Configuration) or not launch.degrees:
         return
     asked = options.build_parser(["simulate"]).parse_args(["simulate", options.model, "--gpus", options.gpus])
     apply_configuration(asked)
