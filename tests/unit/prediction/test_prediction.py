@@ -74,7 +74,7 @@ def test_a_step_without_room_is_told_what_to_try():
 def test_a_prediction_shows_itself():
     found = predict(TRACE, named_plan("ddp", 2), PLATFORM)
     text, page = repr(found), found._repr_html_()
-    assert "gpt2-tiny on cpu2-gloo: 2 ranks = 2 data" in text and "80 % interval" in text
+    assert "gpt2-tiny on cpu2-gloo: DP2, mbs 8" in text and "80 % interval" in text
     assert page.startswith("<table>") and page.count("<tr>") == text.count("\n")
     assert found.low_s < found.step_time_s < found.high_s
     assert found.breakdown("rank")["ranks"].sum() == 2

@@ -182,12 +182,10 @@ def _nest(said: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _split_script(said: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Return the file's sections, and as comments what the training script decides."""
+def _split_script(said: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the file's sections, and what the training script decides."""
     script = {key[1:]: value for key, value in said.items() if key.startswith("#")}
-    lines = ["# what the training script decides; trioflow reads it"] * bool(script)
-    lines += [f"# {key}: {value}" for key, value in script.items()]
-    return _nest({key: value for key, value in said.items() if not key.startswith("#")}), "\n".join([*lines, ""])
+    return _nest({key: value for key, value in said.items() if not key.startswith("#")}), script
 
 
 def _write_arguments(said: Mapping[str, Any]) -> str:
@@ -197,21 +195,24 @@ def _write_arguments(said: Mapping[str, Any]) -> str:
 
 
 def _write_yaml(said: Mapping[str, Any]) -> str:
-    content, comments = _split_script(said)
-    return comments.lstrip("\n") + yaml.safe_dump(content, sort_keys=False)
+    content, script = _split_script(said)
+    comments = "# What the training script decides; trioflow reads it.\n" * bool(script)
+    return (
+        comments
+        + "".join(f"# {key}: {value}\n" for key, value in script.items())
+        + yaml.safe_dump(content, sort_keys=False)
+    )
 
 
 def _write_json(said: Mapping[str, Any]) -> str:
-    content, _ = _split_script(said)
-    script = {key[1:]: value for key, value in said.items() if key.startswith("#")}
+    content, script = _split_script(said)
     return json.dumps({**content, "trioflow": script}, indent=2) + "\n"
 
 
 def _write_toml(said: Mapping[str, Any]) -> str:
-    content, _ = _split_script(said)
     sections = (
         [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items()), ""]
-        for name, section in content.items()
+        for name, section in _nest(said).items()
     )
     return "\n".join(line for section in sections for line in section)
 
