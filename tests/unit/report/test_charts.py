@@ -10,7 +10,8 @@ from bokeh.resources import Resources
 from trioflow.cli.main import main
 from trioflow.cli.scaling import read_counts
 from trioflow.prediction.breakdown import PARTS
-from trioflow.report.charts import Page, explain_gap, merge_tasks, plot, plot_scaling, plot_search
+from trioflow.report.charts import Page, explain_gap, merge_tasks, plot, plot_scaling
+from trioflow.sweeps.search import SearchResult
 
 PLANS = {"ddp": trioflow.named_plan("ddp", 4), "1f1b": trioflow.named_plan("1f1b", 4, 4)}
 
@@ -97,7 +98,7 @@ def test_a_search_is_drawn_with_its_best_two_plans(tmp_path: Path, capsys: pytes
     assert main([*words, "--top", "2", "--jobs", "1", "--html", str(path), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert "Why one plan is faster" in check_file(path)
-    page = plot_search(answer)
+    page = SearchResult(answer).plot()
     assert [chart.title for chart in page.charts] == [
         "GPU-seconds of a step against time",
         "Memory per GPU against time",
