@@ -8,8 +8,10 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-KEYWORDS = {"price-per-gpu-hour": "price_per_gpu_hour", "power-w": "power_w"}
-KEYWORDS |= {name: name for name in ("plan", "ranks", "batch", "platform", "top", "jobs", "sort", "tokens")}
+KEYWORDS = {name.replace("_", "-"): name for name in ("price_per_gpu_hour", "power_w", "memory_margin")}
+KEYWORDS |= {
+    name: name for name in ("plan", "ranks", "batch", "platform", "top", "jobs", "sort", "tokens", "price", "gpus")
+}
 """Keywords of Python's functions by the flag that sentences name them by; ``arguments.documented`` adds those of fields."""
 
 

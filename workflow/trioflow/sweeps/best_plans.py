@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pandas as pd
 
 from trioflow.base.ahead import count_jobs
-from trioflow.base.arguments import check_names
+from trioflow.base.arguments import check_names, show_fields
 from trioflow.base.errors import InputError
 from trioflow.base.plan_row import Plan
 from trioflow.costmodel.choices import read_gpus
@@ -21,6 +21,9 @@ from trioflow.sweeps.search import SearchResult, Watch, search
 from trioflow.trace.language.launch import FRAMEWORKS, express
 from trioflow.trace.language.read import find_configuration, parse_configuration
 from trioflow.trace.language.sizes import BLOCKS, Configuration
+
+if TYPE_CHECKING:
+    from trioflow.prediction.keywords import StepKeywords
 
 RUN_TOKENS = 1e12
 """Of the run that is reported where nobody says how long it is."""
@@ -72,6 +75,7 @@ class BestPlans:
         }
 
 
+@show_fields(Options, only=(*STEP_WORDS, *INTER_NODE))
 def plan(
     model: str,
     gpus: str,
@@ -86,7 +90,7 @@ def plan(
     top: int = 3,
     watch: Watch | None = None,
     jobs: int | None = None,
-    **step: Any,
+    **step: "Unpack[StepKeywords]",
 ) -> BestPlans:
     """Return the best plans of a model on some GPUs: what ``trioflow plan`` answers.
 
@@ -104,7 +108,7 @@ def plan(
         raise InputError(f"--memory-margin {memory_margin:g} is not a share from 0 to below 1")
     check_names(frameworks, FRAMEWORKS, "framework")
     ranks, name = read_gpus(gpus)
-    inter_node = {key: step.get(key) for key in INTER_NODE}
+    inter_node: dict[str, Any] = {key: step.get(key) for key in INTER_NODE}
     machine = open_platform(name, ranks, **inter_node)
     machine = replace(machine, device=machine.device.keep_free(memory_margin))
     found_model = find_configuration(model) if find_model(model) else None
@@ -148,7 +152,8 @@ def plan(
     for row in shown:
         if "run" in row and power_w is not None:
             row["run"] |= {"energy_j": row["run"]["gpu_hours"] * 3600.0 * power_w, "power_w": power_w}
-    options = Options(routing=routing, **{key: value for key, value in step.items() if key in STEP_WORDS})
+    language: dict[str, Any] = {key: value for key, value in step.items() if key in STEP_WORDS}
+    options = Options(routing=routing, **language)
 
     def simulate(place: int) -> Prediction:
         """Return the prediction of a plan, by its place in the ranking."""
