@@ -101,7 +101,7 @@ def test_a_larger_batch_takes_longer_but_not_in_proportion(capsys):
 def test_a_trace_of_another_device_is_priced_by_the_gpu_s_model(capsys):
     told = answer(capsys, "simulate", TRACE, "--plan", "ddp", "--ranks", 2, "--platform", "a40x2-pcie")
     assert told["step_time_s"] < 0.1
-    assert any("those of a processor" in warning for warning in told["warnings"])
+    assert any("are a processor" in warning for warning in told["warnings"])
     assert any("no measured collectives" in warning for warning in told["warnings"])
 
 

@@ -85,7 +85,8 @@ def describe_model(facts: Facts) -> str:
     if trained is not None:
         lora = facts.language_model["lora"]
         fused += f"; {f'LoRA of rank {lora}: ' if lora else ''}{trained / 1e6:.4g} M parameters train"
-    return f"{language[0].describe()}; sequence {language[1]}, {recipe.describe()}, {attention} attention, {fused}"
+    default = " (default: --sequence)" * bool(facts.language_model.get("sequence_assumed"))
+    return f"{language[0].describe()}; sequence {language[1]}{default}, {recipe.describe()}, {attention} attention, {fused}"
 
 
 def describe_trace(trace: Trace) -> dict[str, Any]:
@@ -616,6 +617,7 @@ def _run_memory(options: argparse.Namespace) -> None:
     else:
         _print_ranks(answer)
         _print_verdict(answer)
+    print_warnings(answer["warnings"], everything=options.explain)
 
 
 def wrap(text: str, indent: int = 2) -> str:
