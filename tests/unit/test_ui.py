@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import threading
 import time
 import urllib.error
@@ -145,6 +146,21 @@ def check_looks(browser: Browser, axe: str) -> None:
             assert browser.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
             assert not list_faults(browser, axe), (width, scheme)
     assert not [one for one in browser.log("browser") if one["level"] == "SEVERE"]
+
+
+def test_without_bokeh_all_else_runs_and_one_sentence_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("trioflow.report.charts", "trioflow.cli.ui"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "bokeh.embed", None)
+    build_parser()
+    assert main(["ui", "--no-browser"]) == 2
+    assert (
+        main(["memory", "gpt2-b8", "--plan", "ddp", "--ranks", "2", "--platform", "dgx1-v100", "--html", "x.html"]) == 2
+    )
+    problems = capsys.readouterr().err.splitlines()
+    assert len(problems) == 2 and all("pictures need bokeh" in one and "[ui]" in one for one in problems)
 
 
 @pytest.mark.slow

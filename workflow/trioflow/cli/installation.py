@@ -270,3 +270,19 @@ def _list_values(parser: argparse.ArgumentParser) -> Iterator[tuple[list[str], l
         values = list(map(str, action.choices or ())) or known.get(action.dest, [])
         if action.option_strings and values:
             yield list(action.option_strings), values
+
+
+def add_ui(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand ``ui``."""
+    folder = "folder whose traces and platforms the page offers too; it reads no other file"
+    rows = (
+        ("--port", (int, "N"), "port on 127.0.0.1 (default: a free one)", {"default": 0}),
+        ("--folder", (Path, "DIR"), folder),
+        ("--no-browser", True, "only print the address"),
+    )
+    add_command(parser, _run_ui, {"": rows})
+
+
+def _run_ui(options: argparse.Namespace) -> None:
+    """Serve the page; only this imports what it needs, which may be missing."""
+    import_module("trioflow.cli.ui").run(options)

@@ -50,7 +50,7 @@ COMMANDS = {
     "pack": ("put a trace into one file, to use it wherever a TRACE is asked for", "trioflow.cli.traces.add_pack"),
     "search": ("rank the plans of a model on a number of ranks of a platform", "trioflow.cli.search.add_search"),
     "scaling": ("throughput and MFU of a plan against the number of GPUs", "trioflow.cli.scaling.add_scaling"),
-    "ui": ("a page on this machine: choose, move a slider, see the charts answer", "trioflow.cli.ui.add_ui"),
+    "ui": ("a page on this machine: choose, move a slider, see the charts answer", "trioflow.cli.installation.add_ui"),
     "explain": (
         "say why a measured run was not as predicted, and write the platform that it ran on",
         "trioflow.cli.explain.add_explain",

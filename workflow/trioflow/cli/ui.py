@@ -24,7 +24,6 @@ import yaml
 from trioflow.base.errors import InputError, TrioflowError, how_to_install
 from trioflow.base.precision_recipes import RECIPE_NAMES
 from trioflow.cli.answer import add_run, predict_options
-from trioflow.cli.output import add_command
 from trioflow.parallel.plan import NAMED
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.answer import Prediction, predict_step
@@ -247,18 +246,7 @@ async def serve(studio: Studio, port: int, ready: Callable[[str], Any]) -> None:
     await asyncio.Event().wait()
 
 
-def add_ui(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand ``ui``."""
-    folder = "folder whose traces and platforms the page offers too; it reads no other file"
-    rows = (
-        ("--port", (int, "N"), "port on 127.0.0.1 (default: a free one)", {"default": 0}),
-        ("--folder", (Path, "DIR"), folder),
-        ("--no-browser", True, "only print the address"),
-    )
-    add_command(parser, _run_ui, {"": rows})
-
-
-def _run_ui(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
     """Serve the page until Ctrl+C."""
     if not 0 <= options.port < 1 << 16 or (options.folder and not options.folder.is_dir()):
         raise InputError("--port is no port, or --folder no folder")
