@@ -91,7 +91,7 @@ def test_a_processor_s_times_are_not_a_gpu_s() -> None:
     answer = ask()
     assert answer.step_time_s < 0.1
     assert answer.confidence == "extrapolated"
-    assert any("those of a processor" in warning for warning in answer.warnings)
+    assert any("are a processor" in warning for warning in answer.warnings)
 
 
 WIDE = Spread(0.01, 0.05, 0.02, 0.02, 0.05)
