@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from trioflow import tables
-from trioflow.base.errors import InputError
+from trioflow.base.errors import InputError, how_to_install
 from trioflow.base.precision_recipes import choose_recipe
 from trioflow.base.units import format_apart, format_bytes, format_count, format_time, ns_to_s
 from trioflow.cli.choices import (
@@ -44,6 +44,7 @@ from trioflow.cli.output import (
 from trioflow.costmodel.features import classify
 from trioflow.costmodel.operators.methods import AUTO, METHOD_NAMES, fit_named_model
 from trioflow.costmodel.overrides import write_operator_times
+from trioflow.engine.compiled.run import has_numba
 from trioflow.export.step_files import can_count_links, write_step
 from trioflow.hardware.machine import Device
 from trioflow.parallel.memory.peak import find_fullest
@@ -260,6 +261,7 @@ def add_fit(parser: argparse.ArgumentParser) -> None:
 
 
 DAY_S, _MINUTE_S, JOULES_PER_MWH = 86400.0, 60.0, 3.6e9
+_PATIENCE_S = 5.0
 PERFETTO_ENDINGS = (".json", ".json.gz")
 """Of files that hold a timeline for Perfetto."""
 
@@ -277,6 +279,11 @@ def write_timeline(prediction: Prediction, path: str) -> None:
         tables.write_table(prediction.timeline, "timeline", path)
     else:
         write_step(prediction, path)
+
+
+def _suggest_numba(wall_s: float) -> str:
+    """Return how to install what compiles the engine, where it is missing and a simulation took long."""
+    return f"with numba; {how_to_install('fast')}" if wall_s > _PATIENCE_S and not has_numba() else ""
 
 
 def _run_simulate(options: argparse.Namespace) -> None:
@@ -358,6 +365,7 @@ def print_prediction(prediction: Prediction, answer: Mapping[str, Any], options:
                     f"{answer['events']} events in {format_time(answer['simulator_wall_s'])}"
                     f"{' (identical ranks simulated once)' if answer['folded'] else ''}",
                 ),
+                ("faster", _suggest_numba(answer["simulator_wall_s"])),
                 *((name, getattr(options, name, None) or "") for name in ("timeline", "breakdown")),
                 ("page", getattr(options, "html", None) or ""),
             ]

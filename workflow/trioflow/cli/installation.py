@@ -179,8 +179,10 @@ def _describe_mirror() -> str:
 
 
 def _describe_kernels() -> str:
-    from trioflow.engine.compiled.run import find_cache_folder
+    from trioflow.engine.compiled.run import find_cache_folder, has_numba
 
+    if not has_numba():
+        return f"none: numba is not installed, so large simulations run uncompiled; {how_to_install('fast')}"
     folder = find_cache_folder()
     if folder is None:
         return "nowhere: there is no home folder; each process compiles its own"

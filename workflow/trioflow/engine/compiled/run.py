@@ -9,13 +9,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 
-from trioflow.base.errors import InputError, SimulationError
+from trioflow.base.errors import InputError, SimulationError, how_to_install
 from trioflow.engine.compiled import kernels
 from trioflow.engine.compiled.state import EVENTS, PIECE, PIECES, RESHARED, make_plain, make_state, settle_rows
 from trioflow.engine.exchanges import Plan
@@ -193,13 +194,23 @@ def is_repaid(events: int) -> bool:
     """Return whether the compiled engine answers sooner, start-up included; limits from the machine of ``docs/bench.md``."""
     if KERNELS in _loaded:
         return events >= LOADED_FROM_EVENTS
+    if not has_numba():
+        return False
     if events < UNLOADED_FROM_EVENTS:
         return False
     return events >= UNCOMPILED_FROM_EVENTS or is_kept()
 
 
+@cache
+def has_numba() -> bool:
+    """Return whether numba, of the extra ``fast``, is installed; without it every simulation runs uncompiled."""
+    return find_spec("numba") is not None
+
+
 def load_kernels() -> None:
     """Take the compiled engine from here on, even where one simulation would not repay its start."""
+    if not has_numba():
+        raise InputError("the compiled engine needs numba", fix=how_to_install("fast"))
     if KERNELS not in _loaded:
         _loaded[KERNELS] = _keep(_bind_compiled())
 
@@ -213,9 +224,11 @@ def is_kept() -> bool:
 def find_cache_folder() -> Path | None:
     """Return the user's folder for compiled kernels, or None where there is no home for one.
 
-    ``NUMBA_CACHE_DIR``, else ``trioflow`` in ``XDG_CACHE_HOME`` or ``~/.cache``: an installation may be read-only or
+    None too without numba. ``NUMBA_CACHE_DIR``, else ``trioflow`` in ``XDG_CACHE_HOME`` or ``~/.cache``: an installation may be read-only or
     shared. Its name holds the digest of the kernels and the versions of numba and Python.
     """
+    if not has_numba():
+        return None
     base = os.environ.get("NUMBA_CACHE_DIR")
     if not base:
         home = os.environ.get("XDG_CACHE_HOME")
