@@ -387,7 +387,7 @@ def test_nics_of_the_network_inside_are_used() -> None:
     groups = {"ranks_per_node": 4, "inside": tree, "between": between}
     assert "has NICs of its own" in str(wrong(build_node_groups, 16, **groups, **ATTACH))
     del groups["inside"]
-    assert "nothing joins a rank" in str(wrong(build_node_groups, 16, inside=inside, **groups))
+    assert "link from a GPU to its NIC" in str(wrong(build_node_groups, 16, inside=inside, **groups))
 
 
 HEADER = "source,target,bandwidth_bytes_per_s,latency_s\n"

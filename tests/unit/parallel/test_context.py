@@ -178,8 +178,8 @@ def test_sequences_that_many_ranks_share_are_as_uncertain_as_what_nobody_measure
     ("degrees", "words"),
     [
         ({"context": 3}, "128 tokens a sample are not 6 equal chunks"),
-        ({"context": 8, "context_method": "all-to-all"}, "4 attention heads cannot be shared by 8"),
-        ({"context": 2, "tensor": 4, "context_method": "all-to-all"}, "shared by 8 ranks"),
+        ({"context": 8, "context_method": "all-to-all"}, "4 attention heads are not divisible by 8"),
+        ({"context": 2, "tensor": 4, "context_method": "all-to-all"}, "divisible by 8 ranks"),
     ],
 )
 def test_numbers_that_do_not_divide_are_refused(degrees, words, trace):

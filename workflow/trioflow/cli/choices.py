@@ -148,8 +148,8 @@ def add_plan_arguments(parser: argparse.ArgumentParser, *, megatron: bool = Fals
                 (
                     "--platform",
                     "NAME|FILE",
-                    "a shipped platform (`trioflow platforms` lists them) or a YAML file. this-machine is what `make "
-                    "reproduce` measured in this folder",
+                    "a shipped platform (`trioflow platforms` lists them) or a YAML file. this-machine was measured by `make "
+                    "reproduce` in this folder",
                 ),
                 ("--batch", (int, "N"), "samples of the whole step, all ranks together"),
                 *([_CONFIGURATION] if megatron else []),

@@ -338,7 +338,7 @@ def _doubt_precision(found: DeviceTimes, precision: str) -> None:
     if fitted not in (None, precision):
         found.doubt(
             _EXTRAPOLATED,
-            f"the cost model knows matrix products in {fitted}, and the trace's run in {precision}: "
+            f"the cost model knows GEMMs in {fitted}, and the trace's run in {precision}: "
             "their times are those of the former",
         )
 

@@ -426,7 +426,7 @@ def _describe(given: Sequence[_Rank], ranks: int, launch_s: float) -> GraphMetad
     return GraphMetadata(
         workload=facts.workload,
         plan=replace(make_plan(), plan=AS_TRACED),
-        plan_text=f"as traced on rank{'s' * (len(given) > 1)} {own} of {world}{changed}, {facts.batch} samples a rank",
+        plan_text=f"as traced on rank{'s' * (len(given) > 1)} {own} of {world}{changed}, {facts.batch} samples per rank",
         ranks=ranks,
         batch=facts.batch,
         traced_batches=[facts.batch],

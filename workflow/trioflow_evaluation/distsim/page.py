@@ -276,7 +276,7 @@ def render_throughput(rows: pd.DataFrame) -> str:
     parts = split_step(found)
     fields = [
         numbers("batch", "micro-batches", "samples of the step: one a micro-batch", "count", "batch"),
-        numbers("step", "simulated", "uncalibrated: from shapes alone", "time", "step_time_s"),
+        numbers("step", "simulated", "uncalibrated: predicted from shapes", "time", "step_time_s"),
         numbers("throughput", "simulated", "over that of batch 1", "number", "simulated"),
         numbers("bubble alone", "closed form", "m p / (m + p - 1)", "number", "ideal"),
         numbers("deviation", "of the simulated", "simulated over closed form less one", "signed", "deviation"),

@@ -438,7 +438,7 @@ _GLOSSARY = {
     "a rank's own batch, or as the whole step of one GPU",
     "TrioSim's public rules": "recorded times in proportion to the batch; all-reduce as bytes over one bandwidth (here the platform's, for a "
     "large message); data parallelism hides it; tensor parallelism divides products and convolutions; stages of equal operator count. "
-    "The trace is the same as ours, carried over to the judged GPU where it is another. Which operators its transformer traces "
+    "The trace is the same as ours, transferred to the judged GPU where it is another. Which operators its transformer traces "
     "mark for division is not published: products and convolutions that read a parameter, as in its VGG-13 trace",
     "analytical": "work over peak rate plus bytes over bandwidth for each operator, links at their data-sheet rates",
     "regression": "a plain regression on other cases of the set, without any simulator",

@@ -92,7 +92,7 @@ def render_wafer(rows: pd.DataFrame) -> tuple[str, str]:
                         f"{write_time(wafer.LINK_LATENCY_S)} per link, half of what NCCL assumes for an NVLink hop; "
                         "receivers have room for everything; circuits share no wavelengths",
                     ),
-                    ("predicted", "operator times of an A100 (80 GB, PCIe), from shapes alone, strict fp32"),
+                    ("predicted", "operator times of an A100 (80 GB, PCIe), predicted from shapes, strict fp32"),
                     ("simplified", "an all-reduce is the ring's closed form and holds its circuits until it ends"),
                 ]
             ),
@@ -121,7 +121,7 @@ def _render_paper_cases(rows: pd.DataFrame) -> str:
         shares = [_taken_away(_same_case(rows, one), one["step_s"], variant) for one in meshes]
         cells = [Cell(_range(each), min(each)) for each in shares]
         lines.append([Cell(words), *cells, Cell("nearly half", "")])
-    caption = "Communication that circuits take away (1 to 8 ports a circuit: least to most)"
+    caption = "Communication that circuits take away (1 to 8 ports per circuit: least to most)"
     return render_table(columns, lines, caption)
 
 

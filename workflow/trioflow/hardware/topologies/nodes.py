@@ -543,9 +543,9 @@ def _attach(
     """Join the ranks of every node to its NICs."""
     if bandwidth is None or latency_s is None:
         raise PlatformError(
-            "nothing joins a rank to its node's NIC",
+            "the link from a GPU to its NIC is not described",
             place="between",
-            fix="add attach_bandwidth_bytes_per_s and attach_latency_s",
+            fix="add attach_bandwidth_bytes_per_s and attach_latency_s, such as 31.5e9 and 0.5e-6 for PCIe 4.0 x16",
         )
     ends = (
         (rank, f"node{node}-nic{place % nics}")

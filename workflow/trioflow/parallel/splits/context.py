@@ -99,7 +99,7 @@ def check_context(trace: Trace, plan: Plan) -> None:
         ),
         (
             plan.context_method == ALL_TO_ALL and any(n % shared for n in heads),
-            f"{' and '.join(map(str, sorted(heads)))} attention heads cannot be shared by {shared} ranks"
+            f"{' and '.join(map(str, sorted(heads)))} attention heads are not divisible by {shared} ranks"
             " (tensor x context) with all-to-all",
             "use ring or all-gather",
         ),

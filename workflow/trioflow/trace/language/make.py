@@ -256,7 +256,7 @@ def make_trace(model: LanguageModel, step: LanguageStep) -> Trace:
     if model.experts and not _computes_experts(choose_recipe(step.precision)):
         known = ", ".join(name for name, recipe in RECIPES.items() if _computes_experts(recipe))
         raise InputError(
-            f"--precision {step.precision}: experts are computed by grouped products of weights in bf16",
+            f"--precision {step.precision}: experts are computed by grouped GEMMs of weights in bf16",
             fix=f"use one of {known}",
         )
     if model.experts and step.cuda_graphs:
