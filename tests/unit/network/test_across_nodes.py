@@ -26,6 +26,7 @@ from trioflow.network.across_nodes import (
 from trioflow.network.collectives import CollectivePlanner
 from trioflow.network.routing import Router
 from trioflow.parallel.task_graph import TaskGraphBuilder
+from trioflow.prediction.assembly import choose_collectives
 
 INSIDE, NIC, HOP_S = 100e9, 10e9, 4e-6
 NODE_S = {"all_reduce": 2e-3, "all_gather": 1e-3, "reduce_scatter": 1e-3, "broadcast": 5e-4}
@@ -316,3 +317,40 @@ def test_dgx_clusters_take_what_was_measured_in_a_node() -> None:
     assert times[16, 1024] - times[8, 1024] == pytest.approx(2 * 2.7e-6)
     assert times[64, 1024] - times[8, 1024] == pytest.approx(6 * 2.7e-6)
     assert times[8, 2**30] < times[16, 2**30] < times[64, 2**30] < 1.4 * times[8, 2**30]
+
+
+def test_nodes_that_nobody_measured_send_over_all_their_nics() -> None:
+    """A platform of one's own answers as one whose nodes were measured, as far as links between nodes decide."""
+    known = load_platform("dgx-h100", 64)
+    own = replace(known, name="own", node_collectives=None)
+    group, size = tuple(range(64)), 500_000_000
+    times = {}
+    for platform in (known, own):
+        cost = choose_collectives(platform)
+        found = CollectivePlanner(platform, cost).find_time("all_gather", size, group)
+        assert found is not None
+        times[platform.name] = found[0]
+        assert times[platform.name].confidence == "uncalibrated"
+    assert times["own"].time_s == pytest.approx(times["dgx-h100"].time_s, rel=0.1)
+    assert times["own"].low_s < times["own"].time_s < times["own"].high_s
+    ring = CollectivePlanner(own).build("all_gather", size, group)
+    one_nic_s = float(ring.sizes_bytes[0]) / 50e9
+    assert times["own"].time_s < one_nic_s / 3
+    planner = CollectivePlanner(own, choose_collectives(own))
+    assert planner.find_time("all_gather", size, tuple(range(8))) is None, "in a node the links are followed"
+
+
+@pytest.mark.parametrize(("platform", "faster"), [("dgx-b200", 1.0), ("dgx-b300", 1.5), ("gb200-nvl72", 1.5)])
+def test_newer_nodes_gather_no_slower_than_older_ones(platform: str, faster: float) -> None:
+    """Nothing was measured on them: what was on an H100's node, by the rate of their links."""
+    times = {}
+    for name in ("dgx-h100", platform):
+        machine = load_platform(name, 144)
+        cost = choose_collectives(machine)
+        for ranks in (8, 144):
+            found = CollectivePlanner(machine, cost).find_time("all_gather", 10**9, tuple(range(ranks)))
+            assert found is not None
+            times[name, ranks] = found[0]
+    assert 1.8 < times["dgx-h100", 8].time_s / times[platform, 8].time_s < 2.2
+    assert times["dgx-h100", 144].time_s / times[platform, 144].time_s >= faster * 0.999
+    assert times[platform, 8].high_s > times["dgx-h100", 8].low_s, "the interval reaches what was measured"

@@ -29,7 +29,7 @@ from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.hardware.machine import Platform
 from trioflow.network.across_nodes import LEAST_STEP, measures_a_node
 from trioflow.network.algorithms.catalogue import spell_algorithm
-from trioflow.network.collectives import CollectiveCost, RelinkedCollectives, compute_wire_bytes
+from trioflow.network.collectives import CollectiveCost, LinkCollectives, RelinkedCollectives, compute_wire_bytes
 from trioflow.network.inter_node import describe_inter_node, open_platform
 from trioflow.network.message_planner import WHOLE
 from trioflow.parallel.task_graph import TaskGraphBuilder
@@ -113,7 +113,7 @@ def _predict_from_measurements(options: argparse.Namespace, platform: Platform, 
     result = _simulate(options, platform, size, cost)
     if cost is None:
         return _summarize(options, platform, size, result, "ring", [])
-    algorithm = "measured curve"
+    algorithm = "ring" if isinstance(cost, LinkCollectives) else "measured curve"
     if isinstance(cost, PlatformCollectives | RelinkedCollectives):
         algorithm = f"{cost.method}, {cost.library} on {cost.platform}"
     if measures_a_node(cost, platform):

@@ -119,13 +119,13 @@ class AcrossPlan:
 
 
 def measures_a_node(cost: object, platform: Platform) -> bool:
-    """Return whether a cost was measured inside one node of a platform that has several."""
-    return (
-        platform.ranks_per_node is not None
-        and platform.ranks > platform.ranks_per_node
-        and platform.node_collectives is not None
-        and getattr(cost, "platform", None) == platform.node_collectives
-    )
+    """Return whether a cost is that of collectives inside one node of a platform that has several."""
+    return has_several_nodes(platform) and getattr(cost, "platform", "") == platform.node_collectives
+
+
+def has_several_nodes(platform: Platform) -> bool:
+    """Return whether a platform's ranks lie on more than one node."""
+    return platform.ranks_per_node is not None and platform.ranks > platform.ranks_per_node
 
 
 class NodeGroups:
@@ -222,9 +222,11 @@ class NodeGroups:
             if spread.fewest == spread.fullest
             else (f", {spread.fewest} to {spread.fullest} in each and a ring for each of {spread.fewest}")
         )
+        measured = self._platform.node_collectives
+        inside = f"measured inside a node ({measured})" if measured else "inside a node as a ring over its links"
         warning = (
-            f"{collective} on {len(group)} ranks of {spread.nodes} nodes{unlike}: measured inside a node "
-            f"({self._platform.node_collectives}), between nodes over the links of {self._platform.name}, {note}"
+            f"{collective} on {len(group)} ranks of {spread.nodes} nodes{unlike}: {inside}, "
+            f"between nodes over the links of {self._platform.name}, {note}"
         )
         return AcrossPlan(shape, sizes_bytes, time, warning)
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Literal, Protocol
 
 import numpy as np
@@ -66,6 +66,30 @@ class RelinkedCollectives:
         return str(getattr(self.base, "method", "measured"))
 
 
+@dataclass(frozen=True)
+class LinkCollectives:
+    """Collectives inside a node where none was measured: the ring's closed form over the node's links."""
+
+    machine: Platform
+    platform: None = None
+    """Nothing was measured."""
+
+    @cached_property
+    def _router(self) -> Router:
+        return Router(self.machine.links, self.machine.routing)
+
+    def time_s(self, collective: str, ranks: int, message_bytes: float) -> CollectiveTime:
+        """Return the time of the first ranks' collective; its interval is not known, so its ends are the time."""
+        if ranks < 2:
+            return CollectiveTime(0.0, 0.0, 0.0, UNCALIBRATED)
+        named = tuple((name_rank_node(a), name_rank_node(b)) for a, b in pair_group(collective, range(ranks)))
+        shape = FlowShape(named, self._router)
+        wire_bytes = compute_wire_bytes(collective, message_bytes, ranks) / (ranks - 1 if collective in _DIVIDED else 1)
+        steps = count_steps(collective, ranks, chain=True)
+        time_s = steps * shape.slowest_latency_s + wire_bytes / float(shape.rates_bytes_per_s.min())
+        return CollectiveTime(time_s, time_s, time_s, UNCALIBRATED)
+
+
 def hold_to_links(cost: CollectiveCost, platform: Platform) -> CollectiveCost:
     """Return measured collectives as a platform's links leave them; the same where these are as shipped, or none ships.
 
@@ -100,7 +124,7 @@ def hold_to_links(cost: CollectiveCost, platform: Platform) -> CollectiveCost:
 def _find_measured_machine(platform: Platform) -> Platform | None:
     """Return the shipped platform that measured collectives hold for, of as many ranks: its own name's, then its node's."""
     known = list_platforms()
-    for name in (platform.name, platform.node_collectives):
+    for name in (platform.node_collectives, platform.name):
         if name in known:
             return _load(name, platform.ranks, platform.ranks_per_node)
     for name in known:
@@ -146,6 +170,8 @@ def _worst(routes: Routes) -> tuple[float, float]:
 
 
 UNCALIBRATED = "uncalibrated"
+_DIVIDED = ("all_to_all", "scatter", "gather")
+"""Collectives in which a rank's bytes go to, or come from, its partners in equal parts."""
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bound = Literal["time_s", "low_s", "high_s"]
@@ -209,7 +235,9 @@ class CollectivePlanner:
     """
 
     def __init__(self, platform: Platform, cost: CollectiveCost | None = None, bound: Bound = "time_s") -> None:
-        self._platform, self._cost, self._bound = platform, cost, bound
+        self._platform, self._bound = platform, bound
+        # Links of one node are followed, where nothing is known but them.
+        self._cost = None if isinstance(cost, LinkCollectives) else cost
         self.router = Router(platform.links, platform.routing)
         self._across: NodeGroups | None = None
         if cost is not None and measures_a_node(cost, platform):
@@ -253,8 +281,8 @@ class CollectivePlanner:
         if not flows:
             return CollectiveFlows(shape, np.zeros(0), np.zeros(0), np.zeros(0), "measured")
         wire_bytes = compute_wire_bytes(collective, message_bytes, ranks)
-        if collective in ("all_to_all", "scatter", "gather"):
-            wire_bytes /= ranks - 1  # one rank's bytes go to, or come from, its partners in equal parts
+        if collective in _DIVIDED:
+            wire_bytes /= ranks - 1
         steps_s = count_steps(collective, ranks, chain=True) * shape.slowest_latency_s
         found = self.find_time(collective, message_bytes, group)
         if found is None:
@@ -282,11 +310,11 @@ class CollectivePlanner:
         self, collective: str, message_bytes: int, group: tuple[int, ...]
     ) -> tuple[CollectiveTime, float] | None:
         """Return what the cost says of a group, and its bound [s]; None without a cost, SimulationError if no time."""
-        if self._cost is None:
-            return None
         if self._across is not None and self._across.holds(group):
             across = self._across.plan(collective, message_bytes, group).time
             return across, float(getattr(across, self._bound))
+        if self._cost is None:
+            return None
         return _read_measured_time(self._cost, self._bound, collective, message_bytes, len(group))
 
     @property

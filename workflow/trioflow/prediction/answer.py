@@ -12,6 +12,7 @@ from trioflow import __version__
 from trioflow.base.units import format_apart, format_bytes, format_time
 from trioflow.costmodel.steps import load_calibration
 from trioflow.engine.result import CONFIDENCES, Summary
+from trioflow.network.collectives import LinkCollectives
 from trioflow.parallel.memory.survival import DOUBTED, LIKELY, describe_probability
 from trioflow.parallel.schedules.table import TRAIN
 from trioflow.parallel.splits.pipeline import BALANCES, name_balance
@@ -175,7 +176,7 @@ class Prediction:
             "traces": [{key: getattr(trace.facts, key) for key in known} for trace in step.traces],
             "cost_model": step.cost_model,
             "collectives": "ring closed form"
-            if step.collectives is None
+            if isinstance(step.collectives, LinkCollectives | None)
             else str(getattr(step.collectives, "platform", type(step.collectives).__name__)),
             "platform": step.platform.name,
             "sources": dict(step.platform.sources),

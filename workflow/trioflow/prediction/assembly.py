@@ -15,7 +15,8 @@ from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.hardware.device_sheet import DeviceSheet
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.platform import OFFLOAD_RATES, describe_unmeasured
-from trioflow.network.collectives import CollectiveCost, hold_to_links
+from trioflow.network.across_nodes import has_several_nodes
+from trioflow.network.collectives import CollectiveCost, LinkCollectives, hold_to_links
 from trioflow.network.inter_node import describe_inter_node, open_platform
 from trioflow.parallel.eager import release_sends
 from trioflow.parallel.extrapolate import extrapolate
@@ -297,7 +298,7 @@ def choose_collectives(
         return given
     path = find_collectives(platform, None if given is None else str(given))
     if path is None:
-        return None
+        return LinkCollectives(platform) if (given, method) == (None, None) and has_several_nodes(platform) else None
     found = load_collectives(path, method)
     if isinstance(found, PlatformCollectives):
         one_node = platform.ranks if platform.node_collectives else 1
@@ -337,7 +338,7 @@ def _list_doubts(
     doubts += platform.doubts if graph.kinds & {"collective", "send"} else ()
     if graph.kinds & {"collective", "send"}:
         doubts += [describe_inter_node(platform)]
-    if graph.kinds & {"collective", "send"} and collectives is None:
+    if graph.kinds & {"collective", "send"} and isinstance(collectives, LinkCollectives | None):
         doubts += [
             f"no measured collectives for {platform.name}: ring closed form over its data-sheet links",
             describe_unmeasured(platform),
