@@ -276,12 +276,13 @@ def read_expected() -> dict[str, dict[str, Any]]:
     return {line["question"]: line for line in map(json.loads, lines)}
 
 
-def rewrite(reason: str) -> None:
-    """Ask all questions; write the lines that differ anew with a reason, and print what differs."""
+def rewrite(reason: str, word: str = "") -> None:
+    """Ask all questions in which a word stands; write the lines that differ anew with a reason, and print what differs."""
     expected = read_expected()
     lines = []
     for question in QUESTIONS.read_text().splitlines():
-        line, values = expected.get(question), ask(question)
+        line = expected.get(question)
+        values = ask(question) if word in question or not line else line["values"]
         differences = list_differences(line["values"], values) if line else ["new"]
         if differences:
             print(question, *(f"    {one}" for one in differences[:MOST]), sep="\n")
@@ -291,4 +292,4 @@ def rewrite(reason: str) -> None:
 
 
 if __name__ == "__main__":
-    rewrite(sys.argv[1])
+    rewrite(*sys.argv[1:])
