@@ -105,7 +105,7 @@ def draw_healthy() -> Page:
 
 def draw_compare_gpus() -> Page:
     """Draw one plan on three GPUs."""
-    platforms = {"A100": "dgx-a100", "H100": "dgx-h100", "H200": "dgx-h200"}
+    platforms = {"A100": "dgx-a100", "H100": "dgx-h100", "B200": "dgx-b200"}
     answers = {name: predict("llama-3.1-8b", "fsdp", 64, platform, **LLAMA) for name, platform in platforms.items()}
     return compare("Llama 3.1 8B, FSDP on 64 GPUs", "8 nodes of 8 GPUs, 64 sequences of 8,192 tokens.", answers)
 
