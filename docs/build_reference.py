@@ -19,8 +19,8 @@ import trioflow
 from trioflow import tables
 from trioflow.base import experiments
 from trioflow.engine.simulate import SimulationOptions
-from trioflow.network.inter_node import INTER_NODE
-from trioflow.prediction.options import STEP_WORDS
+from trioflow.network.across_nodes import INTER_NODE
+from trioflow.prediction.step import STEP_WORDS
 from trioflow.sweeps.description import PARAMETERS, sweep_schema
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,7 +74,7 @@ from typing import TypedDict
 from trioflow.costmodel.spread import Spread
 from trioflow.network.algorithms.catalogue import Algorithms
 from trioflow.network.collectives import CollectiveCost
-from trioflow.network.inter_node import Bandwidth
+from trioflow.network.across_nodes import Bandwidth
 from trioflow.network.message_planner import Chunks
 from trioflow.parallel.plan import Stages
 from trioflow.parallel.schedules.table import Schedule

@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.hardware.corrections import MICRO_BATCH, Corrections, correct_platform
 from trioflow.hardware.machine import Platform
-from trioflow.hardware.platform import load_platform
+from trioflow.hardware.platform import MICRO_BATCH, Corrections, correct_platform, load_platform
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.assembly import predict, time_operators
 from trioflow.prediction.explain import COMPONENTS, NAMED, Component, Explanation, Measured, explain
-from trioflow.prediction.options import Options
+from trioflow.prediction.step import Options
 from trioflow_evaluation.clusters.steps import DEVICE, Run, load_own_platform, predict_run, read_runs, trace_run
 from trioflow_evaluation.fits.collectives import NO_NVLINK, SLOW
 

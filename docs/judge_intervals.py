@@ -30,13 +30,13 @@ from page_numbers import publish_block
 from trioflow.base.errors import TrioflowError
 from trioflow.base.experiments import Plan
 from trioflow.base.provenance import atomic_path
-from trioflow.costmodel.steps import CALIBRATION, ONE_NODE, RECORDED, load_calibration
+from trioflow.costmodel.uncertainty import CALIBRATION, ONE_NODE, RECORDED, load_calibration
 from trioflow.engine.result import CONFIDENCES
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import predict, time_operators
-from trioflow.prediction.options import Options
+from trioflow.prediction.step import Options
 from trioflow.report.pages import write_markdown, write_percent
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.read import published_models

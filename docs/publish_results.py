@@ -40,9 +40,9 @@ from trioflow.base.provenance import read_json, write_json
 from trioflow.base.yaml_files import read_yaml
 from trioflow.costmodel.collectives.model import load_collective_model
 from trioflow.costmodel.spread import CAPTURES, load_spreads, pool_captures
-from trioflow.costmodel.steps import BATCH, StepResidual, load_residuals
+from trioflow.costmodel.uncertainty import BATCH, StepResidual, load_residuals
 from trioflow.hardware.platform import write_content
-from trioflow.parallel.memory.survival import load_survival
+from trioflow.parallel.memory.peak import load_survival
 from trioflow.tables import read_table
 from trioflow.trace.facts import Facts
 from trioflow_evaluation.clusters.page import describe_causes, judge_aims

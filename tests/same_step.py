@@ -1,7 +1,7 @@
 """Comparing two traces of one step in all but times."""
 
 from trioflow.tables import records
-from trioflow.trace.consistency import tensor_bytes
+from trioflow.trace.store import tensor_bytes
 
 TIMES = ["start_ns", "device_ns", "cpu_ns"]
 

@@ -22,7 +22,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 from trioflow.measure.worker import SCHEDULES, _make_step
-from trioflow.trace.capture.training_step import TrainingStep
+from trioflow.trace.capture.workload import TrainingStep
 from trioflow.trace.workloads.build import Workload
 
 DEVICE = torch.device("cpu")

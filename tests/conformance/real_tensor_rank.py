@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.profiler import ProfilerActivity, profile, record_function
-from trioflow.trace.capture.training_step import TrainingStep
+from trioflow.trace.capture.workload import TrainingStep
 from trioflow.trace.workloads.build import build_workload
 
 ELEM_BYTES = {"float": 4, "long int": 8}

@@ -51,7 +51,7 @@ def list_operators(step):
 
 
 def run_real(row, kind, monkeypatch):
-    from trioflow.trace.capture.training_step import TrainingStep
+    from trioflow.trace.capture.workload import TrainingStep
     from trioflow.trace.workloads.build import build_workload
 
     workload = build_workload(row)
@@ -97,7 +97,7 @@ def test_operators_and_their_order_are_the_real_step_s(name, row, kind, request,
 def test_what_a_checkpoint_leaves_out_is_not_computed(transformer_trace):
     """The products that the real step runs are the generated ones: one a block fewer than all."""
     from torch.utils._python_dispatch import TorchDispatchMode
-    from trioflow.trace.capture.training_step import TrainingStep
+    from trioflow.trace.capture.workload import TrainingStep
     from trioflow.trace.workloads.build import build_workload
 
     class Products(TorchDispatchMode):

@@ -4,11 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from trioflow.engine.exchanges import ExchangeRows
-from trioflow.engine.folding.traffic import CannotFoldError, add_up, mix
-from trioflow.engine.program import Ints, count_up
-from trioflow.parallel.folded import Family, Fold, FoldedTaskGraph
-from trioflow.parallel.task_graph import TaskGraph
+from trioflow.engine.folding.fold import CannotFoldError, add_up, mix
+from trioflow.engine.program import ExchangeRows, Ints, count_up
+from trioflow.parallel.task_graph import Family, Fold, FoldedTaskGraph, TaskGraph
 
 _NONE = -1
 

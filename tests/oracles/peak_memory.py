@@ -26,7 +26,7 @@ from trioflow.base.errors import MeasurementError
 from trioflow.base.experiments import UNIT_SHARDINGS, Plan
 from trioflow.base.provenance import read_json, write_json
 from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.features import OperatorModel
 from trioflow.prediction.assembly import build_graph
 from trioflow.trace.store import Trace
 

@@ -11,14 +11,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from trioflow.base.errors import SimulationError
-from trioflow.engine.exchanges import Plan
-from trioflow.engine.program import Execution, Pieces, Program, explain_deadlock
+from trioflow.engine.program import ExchangePlan, Execution, Pieces, Program, explain_deadlock
 from trioflow.hardware.machine import Link, Routing
 from trioflow.network.collectives import CollectiveFlows
-from trioflow.network.fair_share import FairShareNetwork, compute_max_min_rates
-from trioflow.network.interface import NEVER_S, Flow, FlowEnd, FlowPiece, check_flow
 from trioflow.network.message_planner import JOIN, CollectiveRounds, MessagePattern
-from trioflow.network.networks import ContentionFreeNetwork
+from trioflow.network.networks import (
+    NEVER_S,
+    ContentionFreeNetwork,
+    FairShareNetwork,
+    Flow,
+    FlowEnd,
+    FlowPiece,
+    check_flow,
+    compute_max_min_rates,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +237,7 @@ _Work = Sequence[FlowSpec] | _Messages | CollectiveRounds
 class _Plans:
     """Plans as lists; what those of one pattern have in common is made once."""
 
-    def __init__(self, plans: list[Plan]) -> None:
+    def __init__(self, plans: list[ExchangePlan]) -> None:
         self._tables: dict[MessagePattern, _Table] = {}
         self._work = [self._make(plan) for plan in plans]
 
@@ -239,7 +245,7 @@ class _Plans:
         """Return what a plan puts on the network; number -1 puts nothing there."""
         return self._work[number] if number >= 0 else ()
 
-    def _make(self, plan: Plan) -> _Work:
+    def _make(self, plan: ExchangePlan) -> _Work:
         if isinstance(plan, CollectiveFlows):
             return list_flows(plan)
         if isinstance(plan, CollectiveRounds):

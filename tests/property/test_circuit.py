@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trioflow.hardware.topologies.nodes import build_switch
-from trioflow.network.interface import NEVER_S, Flow, Network
-from trioflow.network.networks import ContentionFreeNetwork
+from trioflow.network.networks import NEVER_S, ContentionFreeNetwork, Flow, Network
 from trioflow_evaluation.circuit import CircuitNetwork, CircuitSettings
 from trioflow_evaluation.studies.hop import Edge, Floats, HopRun, HopSettings, simulate_hop
 

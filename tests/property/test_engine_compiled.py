@@ -14,12 +14,18 @@ from measured_cost import Cost
 from oracles.plain_engine import PLAIN, run_reference
 from trioflow.base.errors import SimulationError
 from trioflow.engine.compiled.run import run_program
-from trioflow.engine.exchanges import Planner
-from trioflow.engine.planning import make_run_alone
-from trioflow.engine.program import Execution, build_program
-from trioflow.engine.result import LinkTraffic, gather_traffic, keep_pieces
-from trioflow.engine.simulate import aggregate_program
-from trioflow.engine.timeline import LaneIntervals, join_lanes, measure_lanes, merge_lanes, subtract_lanes
+from trioflow.engine.program import Execution, Planner, build_program
+from trioflow.engine.result import (
+    LaneIntervals,
+    LinkTraffic,
+    gather_traffic,
+    join_lanes,
+    keep_pieces,
+    measure_lanes,
+    merge_lanes,
+    subtract_lanes,
+)
+from trioflow.engine.simulate import aggregate_program, make_run_alone
 from trioflow.export.step_tables import measure_links
 from trioflow.hardware.machine import Device, Link, Platform, is_rank_node
 from trioflow.hardware.platform import BUILDERS

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from measured_cost import Cost
 from oracles.fold_tables import find_fold, fold_tables
 from trioflow.base.errors import SimulationError
-from trioflow.engine.folding.traffic import CannotFoldError
+from trioflow.engine.folding.fold import CannotFoldError
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import BUILDERS
 from trioflow.hardware.topologies.nodes import build_rail_optimised
-from trioflow.parallel.folded import FoldedTaskGraph
-from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
+from trioflow.parallel.task_graph import FoldedTaskGraph, TaskGraph, TaskGraphBuilder
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "gather")
 STREAMS = ("compute", "communication", "copy")

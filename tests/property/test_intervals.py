@@ -7,7 +7,7 @@ import pytest
 from fuzz import SHARE
 from trioflow.base.errors import PlanError
 from trioflow.costmodel.choices import choose_times, load_named_platform
-from trioflow.costmodel.steps import BATCH, COLLECTIVES, PIPELINE, load_residuals
+from trioflow.costmodel.uncertainty import BATCH, COLLECTIVES, PIPELINE, load_residuals
 from trioflow.engine.simulate import simulate_interval
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan

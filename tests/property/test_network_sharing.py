@@ -17,9 +17,15 @@ from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link, is_rank_node
 from trioflow.hardware.platform import BUILDERS
 from trioflow.hardware.topologies.nodes import build_rail_optimised
-from trioflow.network.fair_share import compute_max_min_rates, find_slack
-from trioflow.network.interface import NEVER_S, Flow, FlowEnd, Network
-from trioflow.network.networks import ContentionFreeNetwork
+from trioflow.network.networks import (
+    NEVER_S,
+    ContentionFreeNetwork,
+    Flow,
+    FlowEnd,
+    Network,
+    compute_max_min_rates,
+    find_slack,
+)
 from trioflow.network.routing import Router
 
 RELATIVE = 1e-9

@@ -12,9 +12,14 @@ from trioflow.costmodel.choices import list_models
 from trioflow.costmodel.device_times import choose_operator_model
 from trioflow.costmodel.features import FEATURES, resize_batch
 from trioflow.costmodel.operators.curves import FORMS, Curve
-from trioflow.costmodel.operators.model import SHIPPED_MODELS, OperatorCostModel, load_operator_model
-from trioflow.costmodel.operators.resizing import Resizing, rescale_rows
-from trioflow.hardware.device_sheet import load_device
+from trioflow.costmodel.operators.model import (
+    SHIPPED_MODELS,
+    OperatorCostModel,
+    Resizing,
+    load_operator_model,
+    rescale_rows,
+)
+from trioflow.hardware.machine import load_device
 from trioflow.trace.store import load_trace
 
 BATCHES = (0.5, 1, 1.5, 2, 3, 4, 12)

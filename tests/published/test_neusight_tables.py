@@ -7,7 +7,7 @@ from math import prod
 import pytest
 from mirror import find_public
 from same_model import ProportionalModel
-from trioflow.costmodel.steps import Anchoring
+from trioflow.costmodel.uncertainty import Anchoring
 from trioflow.datasets.catalogue import MODEL_TABLES
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan

@@ -11,7 +11,7 @@ from refitted import CLOSE
 from trioflow import tables
 from trioflow.costmodel.new_gpu.carry import load_new_gpu_model, new_gpu_interval, retime_trace
 from trioflow.datasets.catalogue import load_catalogue
-from trioflow.hardware.device_sheet import find_device
+from trioflow.hardware.machine import find_device
 from trioflow.report.scores import score_cases
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.triosim import import_triosim

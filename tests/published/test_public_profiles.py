@@ -19,8 +19,8 @@ from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.ranks import import_ranks
 from trioflow.trace.profile.kineto import read_profile
+from trioflow.trace.profile.merge import observe_step
 from trioflow.trace.profile.messages import describe_program
-from trioflow.trace.profile.observe import observe_step
 from trioflow.trace.profile.steps import find_spans, load_step
 from trioflow.trace.store import Trace, load_trace
 from trioflow_evaluation.fits.operators import load_published

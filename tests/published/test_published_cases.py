@@ -8,7 +8,7 @@ import pytest
 from judged import read_or_make
 from mirror import find_public
 from trioflow import tables
-from trioflow.costmodel.steps import load_band, load_residuals
+from trioflow.costmodel.uncertainty import load_band, load_residuals
 from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
 from trioflow.parallel.plan import named_plan
 from trioflow.report.scores import list_scaling, score_published

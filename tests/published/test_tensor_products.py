@@ -7,9 +7,9 @@ import pytest
 from mirror import find_mirror, find_public
 from refitted import assert_refitted
 from trioflow.base.provenance import read_json
-from trioflow.costmodel.operators.half_tables import SHIPPED_FILE, sustained_time
+from trioflow.costmodel.operators.precision import SHIPPED_FILE, sustained_time
 from trioflow.datasets.catalogue import HALF_ATTENTION, HALF_EXPERTS, HALF_PRODUCTS
-from trioflow.hardware.device_sheet import load_device
+from trioflow.hardware.machine import load_device
 from trioflow_evaluation.fits.half_precision import build_tensor_products
 
 

@@ -367,7 +367,7 @@ def test_reserved_memory_is_what_would_be_reserved_without_the_card_s_limit(caps
 
 
 def test_no_table_of_all_ranks_is_made_for_the_figures(capsys, monkeypatch):
-    monkeypatch.setattr("trioflow.parallel.folded.Fold.expand", None)
+    monkeypatch.setattr("trioflow.parallel.task_graph.Fold.expand", None)
     words = ("simulate", TRACE, "--data-parallel", 2, "--tensor-parallel", 2)
     words += ("--platform", "h100x8-nvlink")
     assert answer(capsys, *words)["folded"]

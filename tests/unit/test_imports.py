@@ -42,16 +42,12 @@ LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 TORCH_AT_IMPORT = {
     "trace/capture/meta",
     "trace/capture/rank_program",
-    "trace/capture/rank_process",
-    "trace/capture/training_step",
     "trace/capture/workload",
     "trace/language/decoder",
     "trace/workloads/build",
     "trace/workloads/configured",
     "trace/workloads/precision",
     "trace/workloads/recipe",
-    "trace/workloads/torchvision_models",
-    "trace/workloads/user_model",
 }
 LIBRARIES = {PACKAGE.name: "", EVALUATION: f"{EVALUATION}/"}
 """Packages that are followed, and what short names of their modules begin with."""

@@ -16,7 +16,7 @@ from trioflow.base.settings import read_cells
 from trioflow.base.yaml_files import LARGEST_BYTES, read_yaml
 from trioflow.costmodel.collectives.nccl_tests import import_nccl_tests
 from trioflow.costmodel.overrides import load_overrides
-from trioflow.hardware.device_sheet import load_device
+from trioflow.hardware.machine import load_device
 from trioflow.hardware.platform import load_platform
 from trioflow.hardware.topologies.nccl_file import read_edge_list
 from trioflow.parallel.plan import read_stages
@@ -25,7 +25,7 @@ from trioflow.sweeps.description import load_sweep
 from trioflow.trace.importers.chakra_nodes import read_messages
 from trioflow.trace.importers.detect import import_trace
 from trioflow.trace.importers.options import ImportOptions
-from trioflow.trace.profile.json_stream import MOST_EXPANSION, ListStream
+from trioflow.trace.profile.kineto import MOST_EXPANSION, ListStream
 from trioflow.trace.store import read_pack
 
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -146,10 +146,10 @@ def test_a_table_that_unpacks_to_more_than_the_memory_is_refused(
 def test_a_profile_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import gzip
 
-    from trioflow.trace.profile import json_stream
+    from trioflow.trace.profile import kineto
 
-    monkeypatch.setattr(json_stream, "CHUNK", 1 << 12)
-    monkeypatch.setattr(json_stream, "LONGEST", 1 << 12)
+    monkeypatch.setattr(kineto, "CHUNK", 1 << 12)
+    monkeypatch.setattr(kineto, "LONGEST", 1 << 12)
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 10_000_000 + b"]}"))
     with pytest.raises(InputError, match=f"unpacks to more than {MOST_EXPANSION} times its size"):

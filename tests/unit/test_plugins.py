@@ -8,7 +8,7 @@ from same_model import ProportionalModel
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.plan_row import find_plan_problem
 from trioflow.base.plugins import list_plugins
-from trioflow.costmodel.interface import find_operator_model
+from trioflow.costmodel.features import find_operator_model
 from trioflow.network.networks import ContentionFreeNetwork, find_network
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan

@@ -164,7 +164,7 @@ AFTER_TRACES = {
     ("edited", "expected"),
     [
         ("workflow/trioflow/report/build.py", {"report": 1}),
-        ("workflow/trioflow/network/fair_share.py", {"simulate": 3, "attribute": 1, "report": 1}),
+        ("workflow/trioflow/network/networks.py", {"simulate": 3, "attribute": 1, "report": 1}),
         ("workflow/trioflow/trace/profile/merge.py", AFTER_TRACES),
         ("workflow/trioflow/base/errors.py", {"capture": 4, **AFTER_TRACES}),
         ("scripts/report.py", {"report": 1}),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trioflow.prediction.assembly import predict
     from trioflow.prediction.fitting import find_largest
     from trioflow.prediction.known import models, platforms
-    from trioflow.prediction.options import Options
+    from trioflow.prediction.step import Options
     from trioflow.report.charts import plot
     from trioflow.sweeps.best_plans import plan
     from trioflow.sweeps.search import SearchResult, search
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Options": "prediction.options",
+    "Options": "prediction.step",
     "Plan": "base.plan_row",
     "Platform": "hardware.machine",
     "Prediction": "prediction.answer",

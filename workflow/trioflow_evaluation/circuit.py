@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from trioflow.hardware.machine import Link
-from trioflow.network.interface import NEVER_S, Flow, FlowEnd, RoutedNetwork, check_flow
+from trioflow.network.networks import NEVER_S, Flow, FlowEnd, RoutedNetwork, check_flow
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import pytest
 from trioflow.base.errors import InputError
 from trioflow.costmodel.choices import list_models
 from trioflow.costmodel.device_times import choose_operator_model, find_mask
-from trioflow.costmodel.operators.half_tables import (
+from trioflow.costmodel.operators.model import load_operator_model
+from trioflow.costmodel.operators.precision import (
     BACKWARD_FLOP,
     BACKWARD_SHARES,
     DETERMINISTIC,
@@ -20,8 +21,7 @@ from trioflow.costmodel.operators.half_tables import (
     shipped_tensor_products,
     sustained_time,
 )
-from trioflow.costmodel.operators.model import load_operator_model
-from trioflow.hardware.device_sheet import load_device
+from trioflow.hardware.machine import load_device
 from trioflow.trace.store import load_trace
 from trioflow_evaluation.fits.half_precision import fit_attention
 

@@ -18,17 +18,22 @@ import pytest
 from mirror import find_public
 from trioflow import tables
 from trioflow.base.errors import InputError, TableError
-from trioflow.costmodel.collectives.between_nodes import NODES_FILE, NodeCurve, find_between_nodes
 from trioflow.costmodel.collectives.model import (
+    NODES_FILE,
     CollectiveCostModel,
+    NodeCurve,
     count_steps,
+    find_between_nodes,
     fit_collective_model,
     left_out_errors,
     load_collective_model,
     wire_factor,
 )
 from trioflow.costmodel.collectives.platform import load_platform_collectives
-from trioflow.costmodel.intervals import (
+from trioflow.costmodel.operators.class_curves import ANY, find_class, fit_class_curves, lookup_order
+from trioflow.costmodel.operators.curves import FORMS, Curve, driver_of, fit_curve
+from trioflow.costmodel.operators.model import SHIPPED_MODELS
+from trioflow.costmodel.uncertainty import (
     ASSUMED_FACTOR,
     LEFT_OUT_OPERATORS,
     NEAREST_DISTANCE,
@@ -38,9 +43,6 @@ from trioflow.costmodel.intervals import (
     fit_bands,
     fit_step_band,
 )
-from trioflow.costmodel.operators.class_curves import ANY, find_class, fit_class_curves, lookup_order
-from trioflow.costmodel.operators.curves import FORMS, Curve, driver_of, fit_curve
-from trioflow.costmodel.operators.model import SHIPPED_MODELS
 from trioflow.datasets.catalogue import NODE_BANDWIDTHS, load_catalogue
 from trioflow.hardware.platform import load_platform
 from trioflow.network.across_nodes import NodeGroups

@@ -14,7 +14,7 @@ from trioflow.costmodel.new_gpu.carry import new_gpu_interval
 from trioflow.costmodel.operators.class_curves import sized_rows
 from trioflow.costmodel.operators.methods import fit_device_model
 from trioflow.costmodel.overrides import load_overrides
-from trioflow.hardware.device_sheet import find_device
+from trioflow.hardware.machine import find_device
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace
 from trioflow_evaluation.fits.operators import DATASET, load_benchmarks

@@ -30,9 +30,17 @@ from trioflow.costmodel.new_gpu.carry import (
 )
 from trioflow.costmodel.new_gpu.rules import Exponents, find_exponents, list_rules, reachable_share
 from trioflow.costmodel.operators.model import fit_operator_model
-from trioflow.costmodel.steps import RATIO, TIMER, anchor_step
-from trioflow.hardware.device_sheet import OWN, SHIPPED, DeviceSheet, find_device, find_sheet, list_devices, load_device
-from trioflow.hardware.machine import Device
+from trioflow.costmodel.uncertainty import RATIO, TIMER, anchor_step
+from trioflow.hardware.machine import (
+    OWN,
+    SHIPPED,
+    Device,
+    DeviceSheet,
+    find_device,
+    find_sheet,
+    list_devices,
+    load_device,
+)
 from trioflow.hardware.platform import load_platform
 from trioflow.prediction.assembly import time_operators
 from trioflow.trace.facts import Facts, check_facts

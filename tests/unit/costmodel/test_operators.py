@@ -26,11 +26,20 @@ from trioflow import tables
 from trioflow.base import plugins
 from trioflow.base.errors import InputError, PlatformError, TableError
 from trioflow.cli import main
-from trioflow.costmodel.features import base_class, class_of_name, classify, convolution_kind, feature_matrix
-from trioflow.costmodel.interface import ENTRY_POINTS, OperatorModel, TraceLike, find_operator_model
-from trioflow.costmodel.least_squares import choose_least, rounded, solve_nonnegative, split_groups
+from trioflow.costmodel.features import (
+    ENTRY_POINTS,
+    OperatorModel,
+    TraceLike,
+    base_class,
+    class_of_name,
+    classify,
+    convolution_kind,
+    feature_matrix,
+    find_operator_model,
+)
 from trioflow.costmodel.operators import products
 from trioflow.costmodel.operators.class_curves import collect_rows, pair_rows
+from trioflow.costmodel.operators.curves import choose_least, rounded, solve_nonnegative, split_groups
 from trioflow.costmodel.operators.methods import (
     METHOD_NAMES,
     ProportionalModel,

@@ -17,21 +17,23 @@ from trioflow.costmodel.choices import list_models
 from trioflow.costmodel.device_times import PREDICTED, choose_operator_model, time_trace
 from trioflow.costmodel.new_gpu.carry import derive_operator_model
 from trioflow.costmodel.operators.class_curves import sized_rows
-from trioflow.costmodel.operators.half_tables import (
+from trioflow.costmodel.operators.methods import ProportionalModel, fit_device_model
+from trioflow.costmodel.operators.model import load_operator_model, roofline_times, shipped_operator_models
+from trioflow.costmodel.operators.precision import (
+    PrecisionModel,
+    class_precision,
+    in_precision,
     load_tensor_products,
+    measured_convolutions,
     nearest_table,
     shipped_experts,
     shipped_scaled,
     shipped_tensor_products,
     sustained_time,
 )
-from trioflow.costmodel.operators.methods import ProportionalModel, fit_device_model
-from trioflow.costmodel.operators.model import load_operator_model, shipped_operator_models
-from trioflow.costmodel.operators.precision import PrecisionModel, class_precision, in_precision, measured_convolutions
 from trioflow.costmodel.operators.products import PRODUCTS
-from trioflow.costmodel.operators.resizing import roofline_times
 from trioflow.costmodel.overrides import load_overrides
-from trioflow.costmodel.steps import (
+from trioflow.costmodel.uncertainty import (
     ANCHOR_WAYS,
     SHIPPED_BAND,
     AnchoredModel,
@@ -42,7 +44,7 @@ from trioflow.costmodel.steps import (
     load_band,
 )
 from trioflow.datasets.catalogue import load_catalogue
-from trioflow.hardware.device_sheet import SUSTAINED_COMPUTE, find_sheet, load_device
+from trioflow.hardware.machine import SUSTAINED_COMPUTE, find_sheet, load_device
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
 from trioflow.trace.facts import Facts

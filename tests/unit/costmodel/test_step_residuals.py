@@ -5,31 +5,33 @@ from pathlib import Path
 
 import pytest
 from scipy.special import stdtrit
-from trioflow.costmodel import steps
-from trioflow.costmodel.intervals import ASSUMED_FACTOR, COVERAGE, student_quantile
-from trioflow.costmodel.steps import (
+from trioflow.costmodel import uncertainty
+from trioflow.costmodel.uncertainty import (
     ALONE,
+    ASSUMED_FACTOR,
     BATCH,
     COLLECTIVES,
+    COVERAGE,
     PIPELINE,
     RESIDUAL_WAYS,
     StepResidual,
     least_half_width,
     load_residuals,
+    student_quantile,
 )
 from trioflow_evaluation.published.judge import write_residuals
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *rows: StepResidual) -> None:
-    steps._half_of_way.cache_clear()
-    monkeypatch.setattr(steps, "load_residuals", lambda: rows)
+    uncertainty._half_of_way.cache_clear()
+    monkeypatch.setattr(uncertainty, "load_residuals", lambda: rows)
 
 
 @pytest.fixture(autouse=True)
 def fresh():
-    steps._half_of_way.cache_clear()
+    uncertainty._half_of_way.cache_clear()
     yield
-    steps._half_of_way.cache_clear()
+    uncertainty._half_of_way.cache_clear()
 
 
 def off(way: str, kind: str, workload: str, error: float, ranks: int = 2) -> StepResidual:

@@ -15,21 +15,25 @@ from oracles.fold_tables import fold_tables
 from oracles.plain_engine import PlainFairShareNetwork
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.costmodel.collectives.model import load_collective_model
-from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.features import OperatorModel
 from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model
-from trioflow.engine import planning
 from trioflow.engine.folding import fold as folding
-from trioflow.engine.folding.fold import TooLargeError, check_division, check_expansion, estimate_bytes, fold_program
-from trioflow.engine.folding.traffic import divide
+from trioflow.engine.folding.fold import (
+    TooLargeError,
+    check_division,
+    check_expansion,
+    divide,
+    estimate_bytes,
+    fold_program,
+)
 from trioflow.engine.simulate import SimulationOptions, _simulate, simulate, simulate_interval
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.platform import BUILDERS, load_platform
 from trioflow.hardware.topologies.nodes import build_rail_optimised
 from trioflow.network.networks import NETWORKS
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.folded import FoldedTaskGraph
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder, load_task_graph
+from trioflow.parallel.task_graph import FoldedTaskGraph, TaskGraph, TaskGraphBuilder, load_task_graph
 from trioflow.trace.store import Trace, load_trace
 
 COLLECTIVES = load_collective_model(SHIPPED_MODELS / "cpu2-gloo" / "collectives.json")
@@ -183,7 +187,7 @@ def test_folding_needs_no_table_of_all_ranks(
 ) -> None:
     """Neither does the command, unless a timeline or a breakdown is asked for."""
     graph = build(trace, model, data=4)
-    monkeypatch.setattr("trioflow.parallel.folded.Fold.expand", None)
+    monkeypatch.setattr("trioflow.parallel.task_graph.Fold.expand", None)
     result = simulate(graph, load_platform("h100x8-nvlink", 4))
     assert result.summary.folded and len(result.summary.per_rank) == 4
     assert isinstance(graph, FoldedTaskGraph) and graph.fold is not None
@@ -286,7 +290,7 @@ def test_one_graph_is_folded_once_however_fast_its_links_are_said_to_be(
     graph, platform = build(trace, model, data=16), load_platform("dgx-a100", 16)
     made = []
     monkeypatch.setattr(
-        planning, "fold_program", lambda *given, **named: made.append(1) or fold_program(*given, **named)
+        "trioflow.engine.simulate.fold_program", lambda *given, **named: made.append(1) or fold_program(*given, **named)
     )
     asked: list[dict[str, Any]] = [
         {"network": network, "communication_scale": scale}

@@ -9,8 +9,15 @@ from measured_cost import Measured
 from oracles.plain_engine import PlainFairShareNetwork
 from trioflow import tables
 from trioflow.base.errors import InputError, SimulationError
-from trioflow.engine.planning import MESSAGES, PLANNERS, keep_planner, make_planner
-from trioflow.engine.simulate import ENGINES, simulate, simulate_interval
+from trioflow.engine.simulate import (
+    ENGINES,
+    MESSAGES,
+    PLANNERS,
+    keep_planner,
+    make_planner,
+    simulate,
+    simulate_interval,
+)
 from trioflow.export.step_tables import build_critical_path
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.platform import BUILDERS, load_platform

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 import yaml
 from trioflow.base.errors import InputError, PlatformError, SimulationError
-from trioflow.engine import draws
-from trioflow.engine.draws import MOST_TASKS, DrawnGraph, check_size
+from trioflow.engine import result
+from trioflow.engine.result import MOST_TASKS, DrawnGraph, check_size
 from trioflow.engine.simulate import measure_overlap, simulate, simulate_interval
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.plan import make_plan
@@ -170,7 +170,7 @@ def test_factors_of_single_items_come_on_top_of_those_of_groups(monkeypatch) -> 
     groups, factors = np.zeros(10, dtype=np.int64), np.full((1, 5), 2.0)
     found = graph.run(groups, factors, lambda draw: np.full(10, 1.0 + draw)).step_s
     assert found.tolist() == [20.0, 40.0, 60.0, 80.0, 100.0]
-    monkeypatch.setattr(draws, "_BLOCK_NUMBERS", 20)
+    monkeypatch.setattr(result, "_BLOCK_NUMBERS", 20)
     assert graph.run(groups, factors, lambda draw: np.full(10, 1.0 + draw)).step_s.tolist() == found.tolist()
 
 
@@ -194,7 +194,7 @@ def test_blocks_of_draws_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     graph = make_graph([add_task(0, 0, 1), add_task(0, 1, 3), add_task(1, 0, 2)], [(2, 0)])
     factors = np.random.default_rng(1).uniform(0.5, 2, (3, 40))
     whole = graph.run(np.arange(3), factors).step_s
-    monkeypatch.setattr("trioflow.engine.draws._BLOCK_NUMBERS", 9)
+    monkeypatch.setattr("trioflow.engine.result._BLOCK_NUMBERS", 9)
     assert np.array_equal(graph.run(np.arange(3), factors).step_s, whole)
 
 

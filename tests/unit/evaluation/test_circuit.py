@@ -4,7 +4,7 @@ import pytest
 from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link
 from trioflow.hardware.topologies.nodes import build_switch
-from trioflow.network.interface import NEVER_S, Flow
+from trioflow.network.networks import NEVER_S, Flow
 from trioflow_evaluation.circuit import CircuitNetwork, CircuitSettings
 
 SETUP_S, LATENCY_S = 2.0, 0.25

@@ -15,7 +15,7 @@ from page_numbers import (
     record_intervals,
     score_set,
 )
-from trioflow.costmodel.steps import load_calibration
+from trioflow.costmodel.uncertainty import load_calibration
 from trioflow.engine.result import CONFIDENCES
 from trioflow_evaluation.vtrain.data import GROUPS, PLANS
 

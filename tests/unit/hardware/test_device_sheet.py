@@ -13,10 +13,13 @@ from trioflow.base.errors import InputError, PlatformError, TraceError
 from trioflow.base.yaml_files import read_yaml
 from trioflow.cli.main import main
 from trioflow.costmodel.choices import find_collectives
-from trioflow.hardware import device_sheet
-from trioflow.hardware.device_sheet import (
+from trioflow.hardware import machine
+from trioflow.hardware.machine import (
     SHIPPED,
+    Device,
     DeviceSheet,
+    Link,
+    Platform,
     find_device,
     find_sheet,
     is_processor,
@@ -24,9 +27,8 @@ from trioflow.hardware.device_sheet import (
     load_device,
     read_name,
 )
-from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import list_platforms, load_platform
-from trioflow.prediction.language_answer import describe_run
+from trioflow.prediction.breakdown import describe_run
 from trioflow.trace.facts import check_facts
 
 FOUR_NUMBERS = """\
@@ -278,12 +280,12 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_a_name_reads_its_own_sheet_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
-    build = device_sheet._read
-    monkeypatch.setattr(device_sheet, "_read", lambda path: read.append(path.stem) or build(path))
+    build = machine._read
+    monkeypatch.setattr(machine, "_read", lambda path: read.append(path.stem) or build(path))
     for sheet in map(load_device, list_devices()):
         for name in (sheet.name, *sheet.driver_names):
             read.clear()
-            device_sheet._shipped.cache_clear()
+            machine._shipped.cache_clear()
             assert find_device(name.upper()) == sheet
             assert sheet.name in read and len(read) <= 4, name
 
@@ -292,12 +294,12 @@ def test_no_sheet_is_read_for_a_processor(monkeypatch: pytest.MonkeyPatch) -> No
     for name in list_devices():
         sheet = load_device(name)
         assert not any(is_processor(each) for each in (sheet.name, *sheet.driver_names)), name
-    monkeypatch.setattr("trioflow.hardware.device_sheet._read", None)
+    monkeypatch.setattr("trioflow.hardware.machine._read", None)
     assert find_sheet("AMD EPYC, one core") is None
 
 
 def test_a_users_sheet_of_a_processor_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trioflow.hardware.device_sheet.OWN", tmp_path)
+    monkeypatch.setattr("trioflow.hardware.machine.OWN", tmp_path)
     text = FOUR_NUMBERS.replace("NVIDIA GeForce RTX 3080", "AMD EPYC")
     (tmp_path / "epyc.yaml").write_text(text.replace("name: rtx-3080", "name: epyc"))
     sheet = find_sheet("AMD EPYC")

@@ -6,8 +6,7 @@ import pytest
 import yaml
 from trioflow.base import provenance
 from trioflow.base.errors import PlatformError
-from trioflow.hardware.device_sheet import SHIPPED, load_device
-from trioflow.hardware.machine import Device, Link, Routing
+from trioflow.hardware.machine import SHIPPED, Device, Link, Routing, load_device
 from trioflow.hardware.platform import describe_unmeasured, list_platforms, load_platform
 
 REPOSITORY = Path(__file__).parents[3]

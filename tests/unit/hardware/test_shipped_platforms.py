@@ -4,11 +4,10 @@ import networkx as nx
 import pytest
 import yaml
 from trioflow.base.yaml_files import read_yaml
-from trioflow.hardware import device_sheet
-from trioflow.hardware.device_sheet import find_device, validate_sheet
-from trioflow.hardware.machine import Platform
+from trioflow.hardware import machine
+from trioflow.hardware.machine import Platform, find_device, validate_sheet
 from trioflow.hardware.platform import SHIPPED, list_platforms, load_platform, validate_platform
-from trioflow.network.fair_share import FlowShape
+from trioflow.network.networks import FlowShape
 from trioflow.network.routing import Router
 
 DGX = {
@@ -32,7 +31,7 @@ def test_what_ships_keeps_to_its_schema() -> None:
     """Answers read these files without the check that a user's own go through."""
     for file in sorted(SHIPPED.glob("*.yaml")):
         validate_platform(read_yaml(file), file)
-    for file in sorted(device_sheet.SHIPPED.glob("*.yaml")):
+    for file in sorted(machine.SHIPPED.glob("*.yaml")):
         validate_sheet(read_yaml(file), file)
 
 

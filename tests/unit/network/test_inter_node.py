@@ -23,9 +23,8 @@ from trioflow.costmodel.collectives.model import wire_factor
 from trioflow.costmodel.collectives.platform import PlatformCollectives, load_platform_collectives
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import SHIPPED, load_platform
-from trioflow.network.across_nodes import NodeGroups, load_networks
+from trioflow.network.across_nodes import TCP_BYTES_PER_S, NodeGroups, load_networks, open_platform
 from trioflow.network.collectives import CollectiveCost, CollectivePlanner
-from trioflow.network.inter_node import TCP_BYTES_PER_S, open_platform
 from trioflow.network.routing import Router
 from trioflow.parallel.plan import named_plan
 from trioflow.prediction.assembly import predict

@@ -11,7 +11,7 @@ from oracles.closed_form import closed_form_s
 from oracles.plain_engine import FlowSpec, PlainFairShareNetwork, list_flows
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.costmodel.collectives.model import count_steps
-from trioflow.engine.planning import make_run_alone
+from trioflow.engine.simulate import make_run_alone
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import BUILDERS
 from trioflow.network.algorithms.catalogue import SUPPORTED
@@ -22,8 +22,8 @@ from trioflow.network.collectives import (
     CollectivePlanner,
     compute_wire_bytes,
 )
-from trioflow.network.interface import NEVER_S, Flow
 from trioflow.network.message_planner import CollectiveMessages, MessagePattern, MessagePlanner, MessageTable, tabulate
+from trioflow.network.networks import NEVER_S, Flow
 
 BANDWIDTH, LATENCY_S = 1e9, 3e-6
 

@@ -4,9 +4,7 @@ import pytest
 from oracles.plain_engine import PlainFairShareNetwork
 from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link
-from trioflow.network.fair_share import compute_max_min_rates
-from trioflow.network.interface import NEVER_S, Flow, Network
-from trioflow.network.networks import ContentionFreeNetwork
+from trioflow.network.networks import NEVER_S, ContentionFreeNetwork, Flow, Network, compute_max_min_rates
 
 LINE = [Link(f"n{i}", f"n{i + 1}", 100.0, 0.0) for i in range(3)]
 BOTH = pytest.mark.parametrize("kind", [PlainFairShareNetwork, ContentionFreeNetwork])

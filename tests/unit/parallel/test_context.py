@@ -16,20 +16,19 @@ from same_model import ProportionalModel
 from trioflow.base.errors import PlanError
 from trioflow.base.plan_row import SCHEDULES
 from trioflow.base.precision_recipes import choose_recipe
-from trioflow.costmodel.intervals import ASSUMED_FACTOR
+from trioflow.costmodel.uncertainty import ASSUMED_FACTOR
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.backward import list_units, plan_recomputation
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.folded import FoldedTaskGraph
 from trioflow.parallel.plan import check_plan, make_plan, named_plan
-from trioflow.parallel.programs.blocks import size_attentions
+from trioflow.parallel.programs.builder import size_attentions
 from trioflow.parallel.programs.staged import StagedRank
 from trioflow.parallel.splits.context import check_context, find_attentions, split_context
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import SharedAttention
 from trioflow.parallel.splits.vocabulary import prepare_split
-from trioflow.parallel.task_graph import TaskGraph
+from trioflow.parallel.task_graph import FoldedTaskGraph, TaskGraph
 from trioflow.trace.store import Trace, load_trace, pipeline_units
 
 SAMPLES, TOKENS, WIDTH = 8, 128, 256

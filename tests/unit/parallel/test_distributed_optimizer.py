@@ -13,7 +13,7 @@ from trioflow.base.precision_recipes import RECIPES
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.memory.peak import HELD_BESIDE, PASSING
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.parallel.splits.updates import list_updates
+from trioflow.parallel.splits.sharding import list_updates
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 

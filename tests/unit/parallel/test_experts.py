@@ -24,12 +24,11 @@ from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import EXPERT_DOMAIN, EXPERT_NODES, EXPERT_SLICES, EXPERTS, TENSOR
 from trioflow.parallel.splits.vocabulary import prepare_split
 from trioflow.prediction.assembly import time_operators
-from trioflow.prediction.options import Options
-from trioflow.trace.consistency import tensor_bytes
+from trioflow.prediction.step import Options
 from trioflow.trace.language import make
 from trioflow.trace.language.megatron import parse_arguments, read_megatron
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
-from trioflow.trace.store import pipeline_units
+from trioflow.trace.store import pipeline_units, tensor_bytes
 
 pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")
 

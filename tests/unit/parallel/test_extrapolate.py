@@ -25,22 +25,20 @@ from trioflow.base.errors import PlanError
 from trioflow.base.precision_recipes import MEGATRON, NANOTRON
 from trioflow.costmodel.device_times import NO_HOST, find_launch_s, host_times
 from trioflow.costmodel.features import resize_batch
-from trioflow.costmodel.intervals import combine_intervals
+from trioflow.costmodel.uncertainty import combine_intervals
 from trioflow.engine.simulate import simulate
 from trioflow.export.step_tables import build_critical_path
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
-from trioflow.parallel.eager import release_sends
-from trioflow.parallel.extrapolate import extrapolate, repeat_interval
-from trioflow.parallel.folded import FoldedTaskGraph
+from trioflow.parallel.extrapolate import extrapolate, release_sends, repeat_interval
 from trioflow.parallel.plan import describe_plan, make_plan, named_plan
 from trioflow.parallel.reference import choose_reference
 from trioflow.parallel.schedules.build import build_schedule
 from trioflow.parallel.schedules.table import MODES, keep_forward
-from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder, load_task_graph
+from trioflow.parallel.task_graph import FoldedTaskGraph, TaskGraph, TaskGraphBuilder, load_task_graph
 from trioflow.prediction.answer import predict_step
 from trioflow.prediction.assembly import build_graph, join_step, load_traces, time_operators
-from trioflow.prediction.options import Options
+from trioflow.prediction.step import Options
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 

@@ -22,10 +22,9 @@ from trioflow import tables
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
 from trioflow.costmodel.choices import choose_times, load_named_platform
-from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.features import OperatorModel
 from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.folded import FoldedTaskGraph, Grid, fold_representatives
 from trioflow.parallel.plan import make_plan, named_plan, read_plan, read_stages, vary_plan
 from trioflow.parallel.programs.builder import ProgramBuilder
 from trioflow.parallel.programs.staged import PartitionedRank, StagedRank
@@ -34,10 +33,13 @@ from trioflow.parallel.schedules.build import build_schedule, lower_schedule, wr
 from trioflow.parallel.splits.pipeline import assign_units, partition
 from trioflow.parallel.task_graph import (
     UNKNOWN,
+    FoldedTaskGraph,
     GraphMetadata,
+    Grid,
     TaskGraph,
     TaskGraphBuilder,
     TimesOrigin,
+    fold_representatives,
     load_task_graph,
 )
 from trioflow.prediction.assembly import time_operators

@@ -16,13 +16,12 @@ from same_model import ProportionalModel
 from trioflow.base.errors import InputError
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.memory.peak import count_plan_outside
-from trioflow.parallel.memory.survival import LIKELY, load_survival
+from trioflow.parallel.memory.peak import LIKELY, count_plan_outside, load_survival
 from trioflow.parallel.plan import NAMED, make_plan, named_plan
 from trioflow.parallel.splits.pipeline import list_parameters
-from trioflow.parallel.splits.updates import find_owners, list_updates, scale_work
+from trioflow.parallel.splits.sharding import find_owners, list_updates, scale_work
 from trioflow.prediction.assembly import build_graph, prepare_step, time_operators
-from trioflow.prediction.options import Options
+from trioflow.prediction.step import Options
 from trioflow.sweeps.search_space import Fates, choose_space, enumerate_plans
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep

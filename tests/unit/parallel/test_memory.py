@@ -15,12 +15,11 @@ from captured import BATCH
 from same_model import ProportionalModel
 from trioflow.base.errors import PlanError
 from trioflow.engine.simulate import simulate
-from trioflow.hardware.device_sheet import load_device
+from trioflow.hardware.machine import load_device
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.memory.peak import CONTEXT_BYTES, count_outside, count_plan_outside
+from trioflow.parallel.memory.peak import CONTEXT_BYTES, LIKELY, count_outside, count_plan_outside, load_survival
 from trioflow.parallel.memory.profile import HeldMemory, Lifetimes, StorageTable, profile_rank
-from trioflow.parallel.memory.survival import LIKELY, load_survival
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.parallel.programs.builder import plan_activations, size_update
 from trioflow.prediction.answer import describe_memory

@@ -23,9 +23,15 @@ from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import NAMED, describe_plan, make_plan, named_plan, replica_sizes
 from trioflow.parallel.splits.pipeline import Parameter, find_gradients, list_parameters
-from trioflow.parallel.splits.sharding import build_units, describe_units, partition_optimizer, partition_parameters
+from trioflow.parallel.splits.sharding import (
+    build_units,
+    describe_units,
+    list_updates,
+    partition_optimizer,
+    partition_parameters,
+    split_updates,
+)
 from trioflow.parallel.splits.tensor_split import TensorSplit
-from trioflow.parallel.splits.updates import list_updates, split_updates
 from trioflow.tables import records
 from trioflow.trace.store import Trace, pipeline_units
 from trioflow_evaluation.one_process.gathered_layers import BUFFER_BYTES, coalesce_broadcasts, coalesce_sums

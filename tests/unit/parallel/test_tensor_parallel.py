@@ -12,12 +12,11 @@ from trioflow.base.errors import PlanError
 from trioflow.engine.simulate import SimulationOptions, simulate
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.folded import FoldedTaskGraph
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.parallel.programs.staged import StagedRank
 from trioflow.parallel.splits.tensor_parallel import split_for_plan, split_operators
 from trioflow.parallel.splits.vocabulary import find_vocabulary, prepare_split
-from trioflow.parallel.task_graph import TaskGraph
+from trioflow.parallel.task_graph import FoldedTaskGraph, TaskGraph
 from trioflow.trace.language.megatron import parse_arguments, read_megatron
 from trioflow.trace.store import Trace, load_trace
 from trioflow_evaluation.one_process.gathered_layers import find_gathered_layers, gather_rules, split_gathered

@@ -20,13 +20,12 @@ from trioflow.cli import main
 from trioflow.cli.answer import draw_bar
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
-from trioflow.parallel.memory.peak import count_workspaces
-from trioflow.parallel.memory.survival import DOUBTED, LIKELY, Survival, load_survival
+from trioflow.parallel.memory.peak import DOUBTED, LIKELY, Survival, count_workspaces, load_survival
 from trioflow.parallel.plan import make_plan, vary_plan
 from trioflow.prediction.assembly import choose_collectives, prepare_step
+from trioflow.prediction.breakdown import Faults, choose_interval_s, measure_goodput
 from trioflow.prediction.fitting import answer_memory, find_largest, find_most, size_step
-from trioflow.prediction.language_answer import Faults, choose_interval_s, measure_goodput
-from trioflow.prediction.options import Options
+from trioflow.prediction.step import Options
 
 TRACE = "gpt2-tiny-b8"
 

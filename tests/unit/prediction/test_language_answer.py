@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from trioflow.base.errors import InputError
 from trioflow.cli.main import main
-from trioflow.parallel.folded import Fold
 from trioflow.parallel.plan import make_plan
+from trioflow.parallel.task_graph import Fold
 from trioflow.prediction.assembly import predict
-from trioflow.prediction.language_answer import describe_run, name_group
+from trioflow.prediction.breakdown import describe_run, name_group
 from trioflow.trace.language.sizes import read_language_model
 
 pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")

@@ -20,9 +20,10 @@ from trioflow.base.errors import InputError
 from trioflow.base.precision_recipes import NANOTRON
 from trioflow.cli.main import main
 from trioflow.costmodel.spread import Spread
-from trioflow.engine.timeline import measure_concurrency
-from trioflow.hardware.corrections import EXCHANGE, Corrections, correct_platform
+from trioflow.engine.result import measure_concurrency
+from trioflow.engine.simulate import SimulationOptions
 from trioflow.hardware.machine import Device, Link, Platform
+from trioflow.hardware.platform import EXCHANGE, Corrections, correct_platform
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
@@ -238,7 +239,7 @@ def test_ranks_slow_each_other_only_while_both_compute(chained, factor):
     first = builder.add(0, "compute", "compute", "a", duration_s=1.0)
     builder.add(1, "compute", "compute", "b", duration_s=1.0, after=[first] if chained else [])
     anchor = SessionAnchor(phases(1.0, 1.0, 1.0), [phases(2.0, 2.0, 2.0)] * 2)
-    factors = settle_contention(builder.build(), ONE_RANK, None, anchor)
+    factors = settle_contention(builder.build(), ONE_RANK, None, anchor, SimulationOptions())
     assert factors == [phases(factor, factor, factor)] * 2
 
 

@@ -19,10 +19,9 @@ from trioflow.base.errors import InputError
 from trioflow.base.plan_row import find_plan_problem
 from trioflow.cli import main
 from trioflow.cli.search import _print_left_out, describe_rest, read_ranks
-from trioflow.costmodel.steps import load_residuals
+from trioflow.costmodel.uncertainty import load_residuals
 from trioflow.hardware.platform import SHIPPED
-from trioflow.parallel.memory.peak import count_outside
-from trioflow.parallel.memory.survival import DOUBTED, LIKELY, load_survival
+from trioflow.parallel.memory.peak import DOUBTED, LIKELY, count_outside, load_survival
 from trioflow.parallel.plan import make_plan, vary_plan
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.assembly import predict

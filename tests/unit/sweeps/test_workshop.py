@@ -10,7 +10,7 @@ import pytest
 from trioflow.base.errors import PlatformError, TraceError
 from trioflow.cli import main
 from trioflow.costmodel.device_times import number_rows, rescale_distinct
-from trioflow.costmodel.steps import AnchoredModel, StepAnchor
+from trioflow.costmodel.uncertainty import AnchoredModel, StepAnchor
 from trioflow.sweeps.description import fill_values
 from trioflow.sweeps.workshop import INFEASIBLE, OK, OUT_OF_MEMORY, Workshop, draw_scales
 from trioflow.trace.store import load_trace

@@ -1,5 +1,5 @@
 import pytest
-from trioflow.trace.flops import count_flop, may_multiply
+from trioflow.trace.tensors import count_flop, may_multiply
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 from trioflow.base.errors import InputError, TraceError
 from trioflow.cli import main
-from trioflow.trace.pack import MANIFEST, MEMBERS, open_pack
-from trioflow.trace.store import find_trace, load_trace, pack_trace, read_pack
+from trioflow.trace.store import MANIFEST, MEMBERS, find_trace, load_trace, open_pack, pack_trace, read_pack
 
 TRACE = "gpt2-tiny-b8"
 

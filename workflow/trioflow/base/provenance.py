@@ -1,5 +1,11 @@
-"""Stamps that say what an output was made from."""
+"""Files of the library and what outputs were made from: tables that ship, JSON, stamps and digests.
 
+Stamps that say what an output was made from.
+
+Tables and records that ship with the library.
+"""
+
+import csv
 import hashlib
 import json
 import os
@@ -141,3 +147,25 @@ def write_json(path: str | Path, content: Any) -> None:
 def read_json(path: str | Path, kind: type[InputError] = InputError) -> Any:
     """Read a JSON file, as ``input_files.parse_json`` does; InputError where it is missing, too large or not JSON."""
     return parse_json(read_text(path, kind, LARGEST_JSON_BYTES), path, kind)
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """Return a table's rows by the names of its first line; lines that begin with # say what it holds."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
+    return list(csv.DictReader(lines, delimiter="\t"))
+
+
+def read_own_table(module: str) -> list[dict[str, str]]:
+    """Return the rows of the table that a module has below ``data``, at its own place; of another package by its whole path."""
+    return read_table(PACKAGE / "data" / f"{module}.tsv")
+
+
+def read_own_records(module: str) -> dict[str, dict[str, Any]]:
+    """Return the fields of each record in ``data/<module>.toml``, by its name; lists come as tuples."""
+    import tomllib  # which few commands need
+
+    content = tomllib.loads((PACKAGE / "data" / f"{module}.toml").read_text(encoding="utf-8"))
+    return {
+        name: {key: tuple(v) if isinstance(v, list) else v for key, v in record.items()}
+        for name, record in content.items()
+    }

@@ -23,12 +23,10 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from trioflow.base.errors import InputError, MeasurementError, suggest
-from trioflow.base.provenance import host_environment, stamp
-from trioflow.base.shipped import read_own_records
+from trioflow.base.provenance import host_environment, read_own_records, stamp
 from trioflow.base.units import s_to_ns, us_to_ns
 from trioflow.tables import write_table
-from trioflow.trace.capture.rank_process import exclusive_measurement
-from trioflow.trace.capture.workload import choose_device, device_name
+from trioflow.trace.capture.workload import choose_device, device_name, exclusive_measurement
 from trioflow.trace.workloads.precision import make_optimizer, single_precision
 
 Point = Mapping[str, Any]

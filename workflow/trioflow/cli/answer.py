@@ -47,14 +47,12 @@ from trioflow.costmodel.overrides import write_operator_times
 from trioflow.engine.compiled.run import has_numba
 from trioflow.export.step_files import can_count_links, write_step
 from trioflow.hardware.machine import Device
-from trioflow.parallel.memory.peak import find_fullest
-from trioflow.parallel.memory.survival import DOUBTED, LIKELY, count_wanted, describe_probability
+from trioflow.parallel.memory.peak import DOUBTED, LIKELY, count_wanted, describe_probability, find_fullest
 from trioflow.prediction.answer import Prediction, describe_memory
 from trioflow.prediction.assembly import predict
-from trioflow.prediction.breakdown import DEPTH, WAYS
+from trioflow.prediction.breakdown import DEPTH, HOUR_S, WAYS, Faults, describe_run
 from trioflow.prediction.fitting import LARGEST, answer_memory, find_largest, split_memory
-from trioflow.prediction.language_answer import HOUR_S, Faults, describe_run
-from trioflow.prediction.options import STEP_WORDS, Options
+from trioflow.prediction.step import STEP_WORDS, Options
 from trioflow.tables import PHASES, records
 from trioflow.trace.facts import Facts
 from trioflow.trace.language.sizes import COMPILE, EAGER, FLASH_ATTN, GRADIENTS, LAYERS, LIGER, read_language_model

@@ -13,15 +13,15 @@ from trioflow.base.plan_row import DEGREES, name_flag
 from trioflow.cli.output import Options, add_options, list_flags
 from trioflow.costmodel.choices import read_gpus
 from trioflow.hardware.machine import TIES, Link, Platform
+from trioflow.network.across_nodes import INTER_NODE, open_platform
 from trioflow.network.algorithms.catalogue import list_algorithm_words, read_algorithms
-from trioflow.network.inter_node import INTER_NODE, open_platform
 from trioflow.network.message_planner import Chunks
 from trioflow.network.networks import DEFAULT_NETWORK, NETWORKS
 from trioflow.parallel.plan import NAMED, choose_plan, make_plan, read_plan
 from trioflow.parallel.schedules.table import Schedule
 from trioflow.prediction.assembly import cut_micro_batches, find_model
-from trioflow.prediction.options import STEP_WORDS, check_factor
-from trioflow.prediction.options import Options as Assumptions
+from trioflow.prediction.step import STEP_WORDS, check_factor
+from trioflow.prediction.step import Options as Assumptions
 from trioflow.sharded.as_traced import AS_TRACED
 from trioflow.trace.language.read import find_configuration
 from trioflow.trace.language.sizes import Configuration
@@ -415,7 +415,7 @@ NETWORK: Options = {
 
 
 def list_inter_node(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what was measured between nodes, for ``network.inter_node.open_platform``."""
+    """Return what was measured between nodes, for ``network.across_nodes.open_platform``."""
     return {name: getattr(options, name, None) for name in INTER_NODE}
 
 

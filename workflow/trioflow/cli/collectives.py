@@ -27,14 +27,13 @@ from trioflow.costmodel.collectives.platform import PlatformCollectives, fit_pla
 from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.hardware.machine import Platform
-from trioflow.network.across_nodes import LEAST_STEP, measures_a_node
+from trioflow.network.across_nodes import LEAST_STEP, describe_inter_node, measures_a_node, open_platform
 from trioflow.network.algorithms.catalogue import spell_algorithm
 from trioflow.network.collectives import CollectiveCost, LinkCollectives, RelinkedCollectives, compute_wire_bytes
-from trioflow.network.inter_node import describe_inter_node, open_platform
 from trioflow.network.message_planner import WHOLE
 from trioflow.parallel.task_graph import TaskGraphBuilder
 from trioflow.prediction.assembly import choose_collectives, doubt_collectives
-from trioflow.prediction.options import Options
+from trioflow.prediction.step import Options
 
 EXAMPLE = """example:
   all_reduce_perf -b 1K -e 1G -f 2 -g 8 | tee all_reduce_perf.log

@@ -161,7 +161,7 @@ def _list_packages() -> str:
 def _try_models() -> str:
     """Import what models of torchvision and transformers import, as a capture does."""
     try:
-        workloads = import_module("trioflow.trace.workloads.torchvision_models")
+        workloads = import_module("trioflow.trace.workloads.recipe")
         workloads.import_torchvision_models()
         import_module("transformers.modeling_utils")
     except Exception as error:

@@ -9,7 +9,7 @@ from trioflow.base.errors import InputError, PlanError
 from trioflow.base.units import format_time
 from trioflow.cli.choices import COLLECTIVES, NETWORK, WHAT_IF, add_plan_arguments, read_options
 from trioflow.cli.output import HTML, add_command, format_table, list_forms, print_warnings, write_output, write_page
-from trioflow.parallel.memory.survival import describe_probability
+from trioflow.parallel.memory.peak import describe_probability
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.assembly import predict
 

@@ -22,12 +22,12 @@ from trioflow.cli.output import (
     write_page,
 )
 from trioflow.hardware.machine import Platform
-from trioflow.network.inter_node import INTER_NODE
-from trioflow.parallel.memory.survival import DOUBTED
+from trioflow.network.across_nodes import INTER_NODE
+from trioflow.parallel.memory.peak import DOUBTED
 from trioflow.parallel.plan import BUCKET_BYTES
 from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import predict
-from trioflow.prediction.options import SORTS, STEP_WORDS, Options
+from trioflow.prediction.step import SORTS, STEP_WORDS, Options
 from trioflow.sweeps.search import SearchResult, Watch, search
 
 _SHOWN_REASONS = 5

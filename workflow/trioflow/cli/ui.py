@@ -28,7 +28,7 @@ from trioflow.parallel.plan import NAMED
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.known import models, platforms
-from trioflow.prediction.options import STEP_WORDS
+from trioflow.prediction.step import STEP_WORDS
 from trioflow.report.charts import Page, plot, render
 from trioflow.trace.store import is_model
 

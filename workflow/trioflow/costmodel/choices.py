@@ -5,18 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from trioflow.base.errors import InputError, PlatformError, suggest
-from trioflow.base.provenance import PACKAGE, read_json
-from trioflow.base.shipped import read_table
-from trioflow.costmodel.collectives.between_nodes import NODES_FILE
-from trioflow.costmodel.collectives.model import CollectiveCostModel, load_collective_model
+from trioflow.base.provenance import PACKAGE, read_json, read_table
+from trioflow.costmodel.collectives.model import NODES_FILE, CollectiveCostModel, load_collective_model
 from trioflow.costmodel.collectives.platform import KIND, PlatformCollectives, load_platform_collectives
 from trioflow.costmodel.device_times import DeviceTimes, lend_recorded_times, prepare_device_times
-from trioflow.costmodel.interface import RowModel
+from trioflow.costmodel.features import RowModel
 from trioflow.costmodel.operators.methods import UNFITTED
 from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model
 from trioflow.costmodel.overrides import load_overrides
-from trioflow.hardware.device_sheet import DeviceSheet, list_fitting, resolve_device
-from trioflow.hardware.machine import Device, Platform
+from trioflow.hardware.machine import Device, DeviceSheet, Platform, list_fitting, resolve_device
 from trioflow.hardware.platform import list_platforms, load_platform
 from trioflow.trace.store import Trace
 

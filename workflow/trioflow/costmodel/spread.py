@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.arguments import check_argument
 from trioflow.base.errors import InputError
-from trioflow.base.provenance import PACKAGE
-from trioflow.base.shipped import read_table
+from trioflow.base.provenance import PACKAGE, read_table
 from trioflow.costmodel.collectives.model import MessageCurve
 
 SHIPPED_SPREADS = PACKAGE / "data" / "spread.tsv"

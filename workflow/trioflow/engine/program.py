@@ -1,21 +1,386 @@
-"""What an engine executes, plain numbers checked once, and what it returns."""
+"""What an engine executes: tasks and exchanges as plain numbers, checked once, and what it returns.
+
+Exchanges: tasks that start and end together, their checks, and what they put on the network.
+
+What an engine executes, plain numbers checked once, and what it returns.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.base.errors import SimulationError
-from trioflow.engine.exchanges import Exchanges, Planner, make_exchanges
-from trioflow.network.interface import NEVER_S
+from trioflow.network.collectives import CollectiveFlows
+from trioflow.network.message_planner import CollectiveMessages, CollectiveRounds
+from trioflow.network.networks import NEVER_S, FlowShape
 from trioflow.parallel.task_graph import TaskGraph
+from trioflow.tables import records
+
+
+def _read_first_word(name: str) -> str:
+    """Return the word of a collective's name that says which one it is; empty for none."""
+    return (name.split(maxsplit=1) or [""])[0]
+
+
+def read_group(text: str) -> tuple[int, ...] | None:
+    """Return the ranks of a group that is written as a text, None for any other text."""
+    try:
+        return tuple(int(rank) for rank in text.split(","))
+    except ValueError:
+        return None
+
+
+def _check_match(members: list[dict[str, Any]]) -> None:
+    """Check the tasks of one match, rows of ``tables.TASKS`` with None for nulls; SimulationError names what does not fit."""
+    match = members[0]["match_id"]
+    kinds = sorted({str(member["kind"]) for member in members})
+    if kinds == ["collective"]:
+        collective = _check_collective(match, members)
+    elif set(kinds) <= {"send", "recv"}:
+        collective = "send"
+        _check_message(match, members)
+    else:
+        raise SimulationError(
+            f"match {match} joins tasks of the kinds {', '.join(kinds)}: "
+            + "; ".join(_name_task(member) for member in members)
+        )
+    if len({member["message_bytes"] for member in members}) > 1:
+        raise SimulationError(
+            f"the sizes of one {collective} differ: "
+            + "; ".join(f"{_name_task(m)} has {m['message_bytes']} bytes" for m in members)
+        )
+    durations = [member["duration_s"] for member in members]
+    if (members[0]["message_bytes"] is None) == (None in durations):
+        raise SimulationError(f"{_name_task(members[0])} needs either message_bytes or, on every member, duration_s")
+    for member in members:
+        if member["message_bytes"] is None and not 0 <= member["duration_s"] < math.inf:
+            raise SimulationError(
+                f"{_name_task(member)} has the duration {member['duration_s']}; "
+                "a collective or message needs one in seconds, or message_bytes"
+            )
+
+
+def _check_collective(match: int, members: list[dict[str, Any]]) -> str:
+    """Return the collective, when all members agree."""
+    for column in ("group", "name"):
+        if len({member[column] for member in members}) > 1:
+            raise SimulationError(
+                f"the members of match {match} differ in their {column}: "
+                + "; ".join(f"{_name_task(m)} has {m[column]}" for m in members)
+            )
+    group = read_group(str(members[0]["group"]))
+    if group is None:
+        raise SimulationError(
+            f"{_name_task(members[0])} has the group {members[0]['group']!r}; write its ranks joined by commas"
+        )
+    present = [int(member["rank"]) for member in members]
+    missing = sorted(set(group) - set(present))
+    if missing or sorted(present) != sorted(group):
+        raise SimulationError(
+            f"the group {list(group)} of match {match} does not match its tasks: "
+            + (f"rank {', '.join(map(str, missing))} never joins; " if missing else "")
+            + "; ".join(_name_task(member) for member in members)
+        )
+    return _read_first_word(str(members[0]["name"]))
+
+
+def _check_message(match: int, members: list[dict[str, Any]]) -> None:
+    """Check that there is one sender and one receiver."""
+    if sorted(str(member["kind"]) for member in members) != ["recv", "send"]:
+        raise SimulationError(
+            f"match {match} needs one send and one recv and has "
+            + "; ".join(f"the {member['kind']} {_name_task(member)}" for member in members)
+        )
+    send, recv = sorted(members, key=lambda member: str(member["kind"]), reverse=True)
+    for one, other in ((send, recv), (recv, send)):
+        if one["peer"] is not None and int(one["peer"]) != int(other["rank"]):
+            raise SimulationError(
+                f"{_name_task(one)} has the peer {one['peer']} and is matched with {_name_task(other)}"
+            )
+
+
+def _name_task(row: dict[str, Any]) -> str:
+    """Name a task for a message."""
+    return f"task {row['task_id']} '{row['name']}' of rank {row['rank']}"
+
+
+_TIMED_KINDS = ("compute", "memcpy", "host")
+"""Kinds of task whose duration the graph states."""
+
+SEND, RECV, COLLECTIVE, OTHER = range(4)
+_SHOWN_TASKS = 4
+"""Tasks of an exchange that an error names."""
+_NONE = -1
+_NULL = int(np.iinfo(np.int64).min)
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+ExchangePlan = CollectiveFlows | CollectiveMessages | CollectiveRounds
+"""What one collective puts on the network."""
+
+
+class Planner(Protocol):
+    """Turns collectives into flows, such as ``CollectivePlanner``, or messages."""
+
+    def build(self, collective: str, message_bytes: int, group: Sequence[int]) -> CollectiveFlows | CollectiveMessages:
+        """Return what one collective of a group puts on the network."""
+        ...
+
+    @property
+    def ranks_per_node(self) -> int | None:
+        """Ranks of a node of the platform; None where it has no nodes."""
+        ...
+
+    def kind(self, collective: str, message_bytes: int) -> object:
+        """Return what collectives share whose shapes are the same in any group."""
+        ...
+
+    def shape(self, collective: str, message_bytes: int, group: tuple[int, ...]) -> FlowShape:
+        """Return between whom a collective runs and over which links."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Exchanges:
+    """Tasks that start and end together: a collective's members, or a send and its recv."""
+
+    of_task: Ints  # exchange that each task is a member of, -1 for none [tasks]
+    members: Ints  # their ``task_id``, ascending, one exchange after the other [members]
+    first_members: Ints  # where the members of each begin in ``members`` [exchanges + 1]
+    plans: list[ExchangePlan]  # what exchanges put on the network; one with flows ends with its last flow
+    plan_of: Ints  # plan of each exchange, -1 for none [exchanges]
+    durations_s: Floats  # how long each one lasts where there are no flows [exchanges] [s]
+    # Collective, ranks and confidence of every plan [plans]
+    confidences: list[tuple[str, int, str]]
+    warnings: list[str]  # what the reader must know, without repeats
+
+    @property
+    def flow_counts(self) -> Ints:
+        """Flows of each exchange [exchanges]."""
+        counts = [plan.flow_count for plan in self.plans]
+        return np.array([*counts, 0], dtype=np.int64)[self.plan_of]
+
+    def stretch(self, factor: float) -> Exchanges:
+        """Return them slower by a factor; the links are made narrower by it elsewhere."""
+        plans: list[ExchangePlan] = [
+            plan if isinstance(plan, CollectiveRounds) else plan.stretch(factor) for plan in self.plans
+        ]
+        return replace(self, plans=plans, durations_s=self.durations_s * factor)
+
+
+def make_exchanges(tasks: pd.DataFrame, planner: Planner, scale: float) -> Exchanges:
+    """Join the tasks of one ``match_id`` into exchanges; ``planner`` is asked once for each different one.
+
+    Raises SimulationError when members do not fit together, or there is neither a size nor durations.
+    """
+    rows = ExchangeRows(tasks)
+    for match in np.flatnonzero(rows.find_suspects()).tolist():
+        _check_match(records(tasks.iloc[rows.task[rows.first[match] : rows.first[match + 1]]]))
+    plan_of, firsts = rows.number_plans(rows.find_groups())
+    plans: list[ExchangePlan] = []
+    confidences: list[tuple[str, int, str]] = []
+    for match in firsts.tolist():
+        collective, group = rows.read_group(match)
+        try:
+            plan = planner.build(collective, rows.read_size(match), group).stretch(scale)
+        except SimulationError as problem:
+            first, last = rows.first[match], rows.first[match + 1]
+            waiting = [_name_task(row) for row in records(tasks.iloc[rows.task[first:last][:_SHOWN_TASKS]])]
+            more = f" and {last - first - _SHOWN_TASKS} more" if last - first > _SHOWN_TASKS else ""
+            raise SimulationError(f"{', '.join(waiting)}{more}: {problem}") from None
+        plans.append(plan)
+        confidences.append((collective, len(group), plan.confidence))
+    warnings = list(dict.fromkeys(plan.warning for plan in plans if plan.warning))
+    return rows.assemble(plans, plan_of, confidences, warnings, scale)
+
+
+def _number(*columns: Ints) -> Ints:
+    """Give equal rows of some columns equal numbers, in the order in which they first appear."""
+    codes = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        part, found = pd.factorize(column)
+        codes = pd.factorize(codes * (len(found) + 1) + part)[0]
+    return codes
+
+
+class ExchangeRows:
+    """The tasks of exchanges as columns, match by match in the order in which these appear."""
+
+    def __init__(self, tasks: pd.DataFrame) -> None:
+        kinds, kind_names = pd.factorize(tasks["kind"])
+        known = {"send": SEND, "recv": RECV, "collective": COLLECTIVE}
+        known |= dict.fromkeys(_TIMED_KINDS, _NONE)
+        kind = np.array([known.get(str(name), OTHER) for name in kind_names], dtype=np.int64)[kinds]
+        task = np.flatnonzero(kind != _NONE)
+        absent = tasks["match_id"].isna().to_numpy(dtype=bool)[task]
+        if absent.any():
+            row = records(tasks.iloc[[task[int(np.argmax(absent))]]])[0]
+            raise SimulationError(f"{_name_task(row)} has no match_id, so nothing can join it")
+        # Columns of text are not cut down to these rows, since that would copy the texts.
+        match_ids = tasks["match_id"].to_numpy(dtype=np.int64, na_value=_NULL)[task]
+        match = pd.factorize(match_ids)[0]
+        order = np.argsort(match, kind="stable")
+        self.tasks = len(tasks)
+        self.task, self.match = task[order], match[order].astype(np.int64)
+        self.first = np.zeros(int(match.max(initial=-1)) + 2, dtype=np.int64)
+        np.cumsum(np.bincount(match), out=self.first[1:])
+        self.kind = kind[self.task]
+        self.rank, self.size, self.peer = (
+            tasks[column].to_numpy(dtype=np.int64, na_value=_NULL)[self.task]
+            for column in ("rank", "message_bytes", "peer")
+        )
+        self.duration_s = tasks["duration_s"].to_numpy(np.float64, na_value=math.nan)[self.task]
+        self.name, names = _read_codes(tasks["name"], self.task)
+        self.group, groups = _read_codes(tasks["group"], self.task)
+        # A collective's name begins with the word that says which one it is.
+        words = pd.factorize(np.array([*(_read_first_word(name) for name in names), ""], dtype=object))
+        self.word = np.where(self.kind == COLLECTIVE, words[0][self.name], _NONE)
+        self._words: list[str] = list(words[1])
+        self._groups = [read_group(text) for text in groups]
+
+    def number_plans(self, groups: Ints) -> tuple[Ints, Ints]:
+        """Give numbers to the different exchanges that have a size: collective, size and group.
+
+        Returns each match's, -1 for those of a given time [matches], and each number's first match [plans], by
+        ``groups`` [matches].
+        """
+        begin = self.first[:-1]
+        sized = self.size[begin] != _NULL
+        plan_of = np.full(len(begin), _NONE, dtype=np.int64)
+        codes = _number(self.word[begin], self.size[begin], groups)
+        plan_of[sized] = pd.factorize(codes[sized])[0]
+        firsts = np.unique(plan_of, return_index=True)[1][int((~sized).any()) :]
+        return plan_of, firsts.astype(np.int64)
+
+    def assemble(
+        self,
+        plans: list[ExchangePlan],
+        plan_of: Ints,
+        confidences: list[tuple[str, int, str]],
+        warnings: list[str],
+        scale: float,
+    ) -> Exchanges:
+        """Return the exchanges of these matches, numbered as the matches are."""
+        begin = self.first[:-1]
+        of_task = np.full(self.tasks, _NONE, dtype=np.int64)
+        of_task[self.task] = self.match
+        timed = self.size[begin] == _NULL
+        durations_s = np.zeros(len(begin))
+        if timed.any():
+            durations_s[timed] = np.maximum.reduceat(self.duration_s, begin)[timed] * scale
+        return Exchanges(of_task, self.task, self.first, plans, plan_of, durations_s, confidences, warnings)
+
+    def find_groups(self) -> Ints:
+        """Return a number for the group of each match, equal for equal ones [matches]."""
+        sender, receiver = self._find_ends()
+        ends = self.rank[sender] * (int(self.rank.max(initial=0)) + 1) + self.rank[receiver]
+        begin = self.first[:-1]
+        joined = len(self._groups) + ends
+        return np.where(self.kind[begin] == COLLECTIVE, self.group[begin], joined)
+
+    def read_size(self, match: int) -> int:
+        """Return the size of a match that has one [bytes]."""
+        return int(self.size[self.first[match]])
+
+    def read_collective(self, match: int) -> str:
+        """Return which collective a match is; a message is a send."""
+        word = self.word[self.first[match]]
+        return "send" if word == _NONE else self._words[word]
+
+    def read_group(self, match: int) -> tuple[str, tuple[int, ...]]:
+        """Return the collective and the group of a match that is known to fit."""
+        row = self.first[match]
+        if self.kind[row] == COLLECTIVE:
+            group = self._groups[self.group[row]]
+            return self._words[self.word[row]], group or ()
+        ends = self.rank[row : self.first[match + 1]].tolist()
+        return "send", tuple(ends if self.kind[row] == SEND else ends[::-1])
+
+    def find_suspects(self) -> Flags:
+        """Return which matches must be looked at one by one [matches]."""
+        if len(self.first) < 2:
+            return np.zeros(0, dtype=bool)
+        collective = (self._least(self.kind) == COLLECTIVE) & self._agree(self.kind)
+        whole = self._agree(self.name) & self._fit_groups()
+        fits = np.where(collective, whole, self._fit_messages())
+        return ~fits | self._find_odd_sizes()
+
+    def find_odd(self) -> Flags:
+        """Return which matches do not fit together even where only some of their members are here."""
+        if len(self.first) < 2:
+            return np.zeros(0, dtype=bool)
+        collective = (self._least(self.kind) == COLLECTIVE) & self._agree(self.kind)
+        pairs = (np.diff(self.first) == 2) & (self._least(self.kind) == SEND)
+        pairs &= np.maximum.reduceat(self.kind, self.first[:-1]) == RECV
+        fits = np.where(collective, self._agree(self.name), pairs)
+        return ~fits | self._find_odd_sizes()
+
+    def _find_odd_sizes(self) -> Flags:
+        """Return which matches have not one size, or not one valid duration for each task [matches]."""
+        begin = self.first[:-1]
+        lacking = np.logical_or.reduceat(np.isnan(self.duration_s), begin)
+        wrong = np.logical_or.reduceat((self.duration_s < 0) | np.isinf(self.duration_s), begin)
+        timed = self.size[begin] == _NULL
+        odd: Flags = ~self._agree(self.size) | (timed == lacking) | (timed & wrong)
+        return odd
+
+    def _least(self, column: Ints) -> Ints:
+        return np.minimum.reduceat(column, self.first[:-1])
+
+    def _agree(self, column: Ints) -> Flags:
+        """Return in which matches all rows have the same value [matches]."""
+        equal: Flags = self._least(column) == np.maximum.reduceat(column, self.first[:-1])
+        return equal
+
+    def _fit_groups(self) -> Flags:
+        """Return which matches have one task on each rank of the group that all name [matches]."""
+        begin, counts = self.first[:-1], np.diff(self.first)
+        lengths = np.array([*(-1 if g is None else len(g) for g in self._groups), -1])
+        group = self.group[begin]
+        fits: Flags = self._agree(self.group) & (lengths[group] == counts)
+        # Compare the sorted ranks with the sorted group, where their numbers agree.
+        ranks = np.concatenate([sorted(g or ()) for g in self._groups] or [[]]).astype(np.int64)
+        starts = np.zeros(len(lengths), dtype=np.int64)
+        np.cumsum(np.maximum(lengths[:-1], 0), out=starts[1:])
+        present = self.rank[np.lexsort((self.rank, self.match))]
+        row = np.flatnonzero(fits[self.match])
+        place = row - begin[self.match[row]]
+        different = ranks[starts[self.group[row]] + place] != present[row]
+        fits[self.match[row[different]]] = False
+        return fits
+
+    def _fit_messages(self) -> Flags:
+        """Return which matches are a send and a recv that name each other, or nobody [matches]."""
+        pairs: Flags = (np.diff(self.first) == 2) & (self._least(self.kind) == SEND)
+        pairs &= np.maximum.reduceat(self.kind, self.first[:-1]) == RECV
+        one, other = self._find_ends()
+        for here, there in ((one, other), (other, one)):
+            pairs &= (self.peer[here] == _NULL) | (self.peer[here] == self.rank[there])
+        return pairs
+
+    def _find_ends(self) -> tuple[Ints, Ints]:
+        """Return the rows of sender and receiver, where a match has one of each [matches]."""
+        one = self.first[:-1]
+        other = np.minimum(one + 1, max(len(self.kind) - 1, 0))
+        forward = self.kind[one] == SEND
+        return np.where(forward, one, other), np.where(forward, other, one)
+
+
+def _read_codes(column: pd.Series[str], rows: Ints) -> tuple[Ints, list[str]]:
+    codes, found = pd.factorize(column)
+    return codes[rows].astype(np.int64), [str(text) for text in found]
+
 
 _SHOWN = 8
 
@@ -89,10 +454,6 @@ def explain_deadlock(program: Program, end_s: Floats) -> str:
         f"and never start: {'; '.join(steps)}"
     )
 
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 COMPUTE_STREAM = "compute"
 COMMUNICATION_KINDS = ("collective", "send", "recv")

@@ -1,27 +1,219 @@
-"""What a simulation says: its timeline, its summary, what crossed the links, and how far it can be trusted.
+"""What a simulated step shows: who was busy when, what crossed the links, its summary, and the step drawn many times.
+
+What a timeline says: who was busy, what was exposed, what the step waited for; sums have the bits of a plain loop.
+
+What a simulation says: its timeline, its summary, what crossed the links, and how far it can be trusted.
 
 What crossed each link, from the pieces of flows that an engine kept: bytes, rate over time, flows that shared it.
+
+One task graph under many sets of times at once: what synchronised ranks lose when their times differ.
+
+Each task and exchange of a simulated step is multiplied, in each draw, by a factor; who waits for whom is worked out
+once. Links are not shared anew: flows take from one another what they did in that step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from itertools import starmap
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.base.errors import InputError, SimulationError
-from trioflow.engine.program import Execution, Floats, Ints, Program, count_up
-from trioflow.engine.timeline import TimelineSummary
+from trioflow.engine.program import (
+    COMMUNICATION_KINDS,
+    COMPUTE_STREAM,
+    Execution,
+    Floats,
+    Ints,
+    Program,
+    collect_waits,
+    count_up,
+    number_lanes,
+    select_kinds,
+)
 from trioflow.hardware.machine import Link
-from trioflow.network.fair_share import FairShareNetwork, FlowShape
 from trioflow.network.message_planner import CollectiveRounds
-from trioflow.network.networks import AnyNetwork, ContentionFreeNetwork
-from trioflow.parallel.task_graph import TaskGraph
+from trioflow.network.networks import AnyNetwork, ContentionFreeNetwork, FairShareNetwork, FlowShape
+from trioflow.parallel.task_graph import TaskGraph, list_runs
+
+
+@dataclass(frozen=True, eq=False)
+class LaneIntervals:
+    """Intervals, each of one lane."""
+
+    lane: Ints  # number of the lane, from 0 [intervals]
+    # Its begin and end [intervals] [s]
+    start_s: Floats
+    end_s: Floats
+
+
+def _take(intervals: LaneIntervals, rows: NDArray[np.integer | np.bool_]) -> LaneIntervals:
+    return LaneIntervals(intervals.lane[rows], intervals.start_s[rows], intervals.end_s[rows])
+
+
+def join_lanes(one: LaneIntervals, other: LaneIntervals) -> LaneIntervals:
+    """Return the intervals of both."""
+    return LaneIntervals(
+        np.concatenate([one.lane, other.lane]),
+        np.concatenate([one.start_s, other.start_s]),
+        np.concatenate([one.end_s, other.end_s]),
+    )
+
+
+def merge_lanes(intervals: LaneIntervals) -> LaneIntervals:
+    """Return the union in each lane, as ascending intervals that do not touch; empty ones vanish."""
+    chosen = _take(intervals, intervals.end_s > intervals.start_s)
+    if not len(chosen.lane):
+        return chosen
+    if not _ascends(chosen.lane, chosen.start_s):
+        chosen = _take(chosen, np.lexsort((chosen.start_s, chosen.lane)))
+    lane, start_s, latest_s = chosen.lane, chosen.start_s, chosen.end_s
+    if not _ascends(lane, latest_s):
+        # The latest end so far in the lane: ends as their ranks among all ends, lanes above them.
+        ends_s, codes = np.unique(latest_s, return_inverse=True)
+        latest = np.maximum.accumulate(lane * len(ends_s) + codes)
+        latest_s = ends_s[latest % len(ends_s)]
+    first = np.ones(len(lane), dtype=bool)
+    first[1:] = (lane[1:] != lane[:-1]) | (start_s[1:] > latest_s[:-1])
+    last = np.append(first[1:], True)
+    return LaneIntervals(lane[first], start_s[first], latest_s[last])
+
+
+def _ascends(lane: Ints, time_s: Floats) -> bool:
+    """Return whether times stand lane by lane, in each in their order."""
+    further, same = lane[1:] > lane[:-1], lane[1:] == lane[:-1]
+    return bool((further | (same & (time_s[1:] >= time_s[:-1]))).all())
+
+
+def subtract_lanes(minuend: LaneIntervals, subtrahend: LaneIntervals) -> LaneIntervals:
+    """Return the parts of merged intervals that other merged intervals of the lane do not cover."""
+    counts = (len(minuend.lane), len(subtrahend.lane))
+    lane = np.concatenate([minuend.lane, minuend.lane, subtrahend.lane, subtrahend.lane])
+    time_s = np.concatenate([minuend.start_s, minuend.end_s, subtrahend.start_s, subtrahend.end_s])
+    steps = np.repeat([1, -1, 1, -1], [counts[0], counts[0], counts[1], counts[1]])
+    inside = np.repeat([True, False], [2 * counts[0], 2 * counts[1]])
+    order = np.lexsort((time_s, lane))
+    lane, time_s, steps, inside = lane[order], time_s[order], steps[order], inside[order]
+    open_ = np.cumsum(np.where(inside, steps, 0)) - np.cumsum(np.where(inside, 0, steps)) == 1
+    # Between two bounds in a row; every piece lies between such a pair, since merged
+    # intervals do not touch. Of bounds at one time only the last begins a piece.
+    begin = np.flatnonzero(open_[:-1] & (time_s[1:] > time_s[:-1]))
+    return LaneIntervals(lane[begin], time_s[begin], time_s[begin + 1])
+
+
+def measure_lanes(intervals: LaneIntervals, lanes: int) -> Floats:
+    """Return the total length of the intervals of each lane [lanes] [s]."""
+    lengths_s = intervals.end_s - intervals.start_s
+    totals_s = np.bincount(intervals.lane, weights=lengths_s, minlength=lanes)
+    return totals_s.astype(np.float64)  # Integers where there are no intervals.
+
+
+def select_communication(timeline: pd.DataFrame) -> NDArray[np.bool_]:
+    """Return which tasks move data [tasks]: collectives, sends and receives, both ends ready."""
+    return timeline["kind"].isin(COMMUNICATION_KINDS).to_numpy(dtype=bool)
+
+
+def select_compute(timeline: pd.DataFrame) -> NDArray[np.bool_]:
+    """Return which tasks keep a device [tasks]: compute, memcpy, and host in a compute stream.
+
+    Such a host task delays the next operator (on a CPU the two are one); one in a stream of its own does not.
+    """
+    return select_kinds(timeline["kind"], lambda: (timeline["stream"] == COMPUTE_STREAM).to_numpy(dtype=bool))[0]
+
+
+class RankTimes(NamedTuple):
+    """What one rank did in a step.
+
+    ``step_time_s``: end of its last task [s]; ``busy_s``, ``compute_s``, ``communication_s``: time with any task of
+    ``select_compute`` and ``select_communication``, with one of the former, of the latter [s];
+    ``exposed_communication_s``: of these what no compute of this rank hides [s].
+    """
+
+    rank: int
+    step_time_s: float
+    busy_s: float
+    compute_s: float
+    communication_s: float
+    exposed_communication_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelineSummary:
+    """What a step came to.
+
+    ``step_time_s``: the makespan [s]; ``busy_s``: time in which any rank computes or moves data [s]; ``compute_s`` and
+    ``*communication_s``: of the busiest rank, of the largest ``compute_s``, the lowest among equals [s], so that no
+    network changes which one it is.
+    """
+
+    step_time_s: float
+    busy_s: float
+    compute_s: float
+    communication_s: float
+    exposed_communication_s: float
+    per_rank: list[RankTimes]
+    ranks: int
+
+
+def summarize_tasks(
+    rank: NDArray[np.int64],
+    computes: NDArray[np.bool_],
+    communicates: NDArray[np.bool_],
+    start_s: NDArray[np.float64],
+    end_s: NDArray[np.float64],
+) -> TimelineSummary:
+    """Sum up tasks that stand in columns: of ranks, which compute and which move data, start and end [tasks] [s]."""
+    found, lane = np.unique(rank, return_inverse=True) if rank.any() else (rank[:1], np.zeros_like(rank))
+    ranks = len(found)
+    compute, communication = (
+        merge_lanes(LaneIntervals(lane[chosen], start_s[chosen], end_s[chosen])) for chosen in (computes, communicates)
+    )
+    both = merge_lanes(join_lanes(compute, communication))
+    order = np.argsort(lane, kind="stable")
+    firsts = np.searchsorted(lane[order], np.arange(ranks))
+    columns = (
+        found,
+        np.maximum.reduceat(end_s[order], firsts) if ranks else end_s,
+        measure_lanes(both, ranks),
+        measure_lanes(compute, ranks),
+        measure_lanes(communication, ranks),
+        measure_lanes(subtract_lanes(communication, compute), ranks),
+    )
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    per_rank = list(starmap(RankTimes, rows))
+    nobody = RankTimes(-1, 0.0, 0.0, 0.0, 0.0, 0.0)
+    busiest = max(per_rank, key=lambda row: row.compute_s, default=nobody)
+    any_rank = merge_lanes(LaneIntervals(np.zeros_like(both.lane), both.start_s, both.end_s))
+    return TimelineSummary(
+        step_time_s=float(end_s.max(initial=0.0)),
+        busy_s=float(measure_lanes(any_rank, 1)[0]),
+        compute_s=busiest.compute_s,
+        communication_s=busiest.communication_s,
+        exposed_communication_s=busiest.exposed_communication_s,
+        per_rank=per_rank,
+        ranks=ranks,
+    )
+
+
+def measure_concurrency(timeline: pd.DataFrame) -> list[float]:
+    """Return by rank the mean over its compute time of the share of other ranks that compute at once: 0 none, 1 all."""
+    found, rank = np.unique(timeline["rank"].to_numpy(np.int64), return_inverse=True)
+    start_s, end_s = (timeline[name].to_numpy(np.float64) for name in ("start_s", "end_s"))
+    compute = merge_lanes(_take(LaneIntervals(rank, start_s, end_s), select_compute(timeline)))
+    ranks, total_s = len(found), measure_lanes(compute, len(found))
+    shared_s = np.zeros(ranks)
+    for away in range(1, ranks):  # beside each rank's compute that of the rank so many places on
+        other = replace(compute, lane=(compute.lane - away) % ranks)
+        shared_s += total_s - measure_lanes(subtract_lanes(compute, other), ranks)
+    possible_s = total_s * (ranks - 1)
+    return list(np.divide(shared_s, possible_s, out=np.zeros(ranks), where=possible_s > 0))
+
 
 Columns = tuple[Ints, Floats, Floats, Floats, Ints, Ints]
 """Link, begin, end, rate, flows and order of pieces."""
@@ -267,3 +459,152 @@ def warn_of_parts(shares: dict[Part, float]) -> list[str]:
         note = f" ({share:.1%} of the step)" if small else ""
         warnings.append(f"{collective} on {ranks} ranks was not measured: its time is {word}{note}")
     return warnings
+
+
+MOST_TASKS = 4_000_000
+"""Tasks of all ranks up to which steps are drawn: rank by rank, as none is like another any more."""
+_BLOCK_NUMBERS = 32_000_000
+"""Instants of tasks that are held at once [numbers of 8 bytes]."""
+
+
+def check_size(tasks: int) -> None:
+    """Refuse, with InputError, to draw a step of more tasks than ``MOST_TASKS``."""
+    if tasks > MOST_TASKS:
+        raise InputError(
+            f"a step of {tasks:,} tasks is too large to draw: {MOST_TASKS:,} are the most",
+            fix="ask for fewer ranks or micro-batches, or leave --draws out",
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """What draws came to.
+
+    ``step_s`` [draws] [s]; ``wait_s``: mean over draws of what each task waits for the others of its exchange [tasks]
+    [s]; ``late``: in how many draws the others waited for it [tasks].
+    """
+
+    step_s: Floats
+    wait_s: Floats
+    late: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class _Level:
+    """Tasks whose exchanges wait for no other of the level, in the order of their items."""
+
+    tasks: Ints  # [tasks of the level]
+    firsts: Ints  # where those of each item begin in ``tasks`` [items]
+    items: Ints  # items, each an exchange or a task by itself [items]
+    waits: Ints  # which places of ``tasks`` wait for anything [waiting]
+    awaited: Ints  # items that they wait for, one after the other [pairs]
+    first_awaited: Ints  # where those of each begin [waiting]
+    shared: bool  # whether any item has several members
+
+
+class DrawnGraph:
+    """Who waits for whom in a simulated step, ready for any number of draws.
+
+    ``item_of``: exchange, or task by itself, that each task is [tasks]; ``lengths_s``: of each item from when its last
+    member was ready [items] [s]. Raises InputError above ``MOST_TASKS`` tasks, SimulationError when tasks wait for
+    ever.
+    """
+
+    def __init__(self, graph: TaskGraph, timeline: pd.DataFrame) -> None:
+        check_size(len(timeline))
+        count = len(timeline)
+        match = timeline["match_id"].to_numpy(dtype=np.int64, na_value=-1)
+        keys = np.where(match >= 0, match, -1 - np.arange(count))
+        _, self.item_of = np.unique(keys, return_inverse=True)
+        start_s, end_s = (timeline[name].to_numpy(dtype=np.float64) for name in ("start_s", "end_s"))
+        self.lengths_s = np.zeros(int(self.item_of.max(initial=-1)) + 1)
+        self.lengths_s[self.item_of] = end_s - start_s
+        self._levels = list(_find_levels(self.item_of, *collect_waits(graph, number_lanes(timeline))))
+
+    def run(self, groups: Ints, factors: Floats, own: Callable[[int], Floats] | None = None) -> Drawn:
+        """Return steps in which each item takes its length times its group's factor.
+
+        ``groups``: row of ``factors`` [groups, draws] of each item [items]; ``own``: a draw's number to further factors
+        [items].
+        """
+        draws = factors.shape[1]
+        step_s = np.zeros(draws)
+        wait_s, late = np.zeros(len(self.item_of)), np.zeros(len(self.item_of), dtype=np.int64)
+        width = max(1, _BLOCK_NUMBERS // max(1, len(self.lengths_s)))
+        for first in range(0, draws, width):
+            chosen = slice(first, first + width)
+            lengths_s = self.lengths_s[:, None]
+            if own is not None:
+                block = range(first, min(first + width, draws))
+                factor = np.stack([own(draw) for draw in block], axis=1)
+                factor *= lengths_s
+                lengths_s = factor
+            shared = np.ascontiguousarray(factors[:, chosen])
+            ends_s = self._run_block(lengths_s, groups, shared, wait_s, late)
+            step_s[chosen] = ends_s.max(axis=0, initial=0.0)
+        return Drawn(step_s, wait_s / max(1, draws), late)
+
+    def _run_block(self, lengths_s: Floats, groups: Ints, factors: Floats, wait_s: Floats, late: Ints) -> Floats:
+        """Return when each item ends in each draw [items, draws] [s]; add to waits and lateness."""
+        ends_s = np.zeros((len(self.lengths_s), factors.shape[1]))
+        for level in self._levels:
+            ready_s = np.zeros((len(level.tasks), factors.shape[1]))
+            if len(level.awaited):
+                ready_s[level.waits] = np.maximum.reduceat(ends_s[level.awaited], level.first_awaited, axis=0)
+            start_s = ready_s
+            if level.shared:
+                start_s = np.maximum.reduceat(ready_s, level.firsts, axis=0)
+                self._note_waits(level, ready_s, start_s, wait_s, late)
+            items = level.items
+            ends_s[items] = start_s + lengths_s[items] * factors[groups[items]]
+        return ends_s
+
+    def _note_waits(self, level: _Level, ready_s: Floats, start_s: Floats, wait_s: Floats, late: Ints) -> None:
+        members = np.diff(np.append(level.firsts, len(level.tasks)))
+        waited_s = np.repeat(start_s, members, axis=0) - ready_s
+        anyone = np.maximum.reduceat(waited_s, level.firsts, axis=0) > 0
+        wait_s[level.tasks] += waited_s.sum(axis=1)
+        late[level.tasks] += ((waited_s == 0) & np.repeat(anyone, members, axis=0)).sum(axis=1)
+
+
+def _find_levels(item_of: Ints, waiting: Ints, awaited: Ints) -> Iterator[_Level]:
+    """Sort items into levels, each of those whose tasks wait for items of levels before only."""
+    tasks, items = len(item_of), int(item_of.max(initial=-1)) + 1
+    by_item = np.argsort(item_of, kind="stable")
+    first_task = count_up(np.bincount(item_of, minlength=items))
+    order = np.argsort(waiting, kind="stable")
+    awaited_items, first_pair = (item_of[awaited][order], count_up(np.bincount(waiting, minlength=tasks)))
+    order = np.argsort(awaited_items, kind="stable")
+    followers = item_of[waiting[np.argsort(waiting, kind="stable")]][order]
+    first_follower = count_up(np.bincount(awaited_items, minlength=items))
+    missing = np.bincount(item_of[waiting], minlength=items)
+    level, done = np.flatnonzero(missing == 0), 0
+    while len(level):
+        done += len(level)
+        yield _make_level(level, by_item, first_task, awaited_items, first_pair)
+        found = followers[_list_chosen(first_follower, level)]
+        np.subtract.at(missing, found, 1)
+        level = np.unique(found[missing[found] == 0])
+    if done < items:
+        raise SimulationError(f"{items - done} tasks wait for each other and never start")
+
+
+def _make_level(items: Ints, by_item: Ints, first_task: Ints, awaited_items: Ints, first_pair: Ints) -> _Level:
+    members = first_task[items + 1] - first_task[items]
+    tasks = by_item[_list_chosen(first_task, items)]
+    pairs = first_pair[tasks + 1] - first_pair[tasks]
+    waits = np.flatnonzero(pairs)
+    return _Level(
+        tasks,
+        np.cumsum(members) - members,
+        items,
+        waits,
+        awaited_items[_list_chosen(first_pair, tasks)],
+        (np.cumsum(pairs) - pairs)[waits],
+        bool((members > 1).any()),
+    )
+
+
+def _list_chosen(firsts: Ints, chosen: Ints) -> Ints:
+    """Return the places of some of consecutive runs, one run after the other; ``firsts`` is of ``count_up``."""
+    return list_runs(firsts[chosen], firsts[chosen + 1] - firsts[chosen])

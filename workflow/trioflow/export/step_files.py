@@ -25,8 +25,7 @@ from trioflow.costmodel.collectives.model import load_collective_model
 from trioflow.costmodel.spread import CAPTURES, pool_captures
 from trioflow.engine.result import Result
 from trioflow.export.step_tables import build_critical_path, link_rates, measure_links
-from trioflow.network.fair_share import FairShareNetwork
-from trioflow.network.networks import ContentionFreeNetwork, find_network
+from trioflow.network.networks import ContentionFreeNetwork, FairShareNetwork, find_network
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.breakdown import WAYS
 from trioflow.prediction.step import SessionAnchor, load_experiment

@@ -5,6 +5,8 @@ In a file every number stands beside its source::
     memory_bytes: {value: 80.0e9, source: NVIDIA A100 data sheet}
 
 Its links are listed, or built by a builder by name and its signature, degraded where it says so, and checked.
+
+What measured runs showed of a platform beside its own numbers: the platform with it, and its file.
 """
 
 import difflib
@@ -13,6 +15,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +26,19 @@ from trioflow.base.errors import PlatformError, suggest
 from trioflow.base.plugins import load_plugin
 from trioflow.base.provenance import PACKAGE, atomic_path
 from trioflow.base.yaml_files import read_yaml
-from trioflow.hardware.device_sheet import check_schema, describe_inline, load_device
-from trioflow.hardware.machine import EAGER, SLOWDOWN, Device, InterNode, Link, Platform, Routing, name_rank_node
+from trioflow.hardware.machine import (
+    EAGER,
+    SLOWDOWN,
+    Device,
+    InterNode,
+    Link,
+    Platform,
+    Routing,
+    check_schema,
+    describe_inline,
+    load_device,
+    name_rank_node,
+)
 from trioflow.hardware.topologies.grids import (
     MOST_PARTS,
     NodeBuilder,
@@ -593,3 +607,56 @@ def _walk_numbers(content: Any, place: str = "") -> Iterator[tuple[str, dict[str
                 yield from _walk_numbers(link, f"{key}.{link['from']}->{link['to']}")
         else:
             yield from _walk_numbers(entry, f"{place}.{key}" if place else key)
+
+
+Corrections = Mapping[str, float]
+"""Numbers by component: factors on times, seconds or bytes where the name ends so."""
+MICRO_BATCH, EXCHANGE = "micro_batch_s", "exchange_per_rank_s"
+"""What is added to the host's costs of the same names [s]."""
+_LONGEST = 256
+"""Characters of a file's name."""
+
+
+def correct_platform(platform: Platform, corrections: Corrections) -> Platform:
+    """Return a platform with numbers that measured runs showed, beside or in place of its own."""
+    values = dict(corrections)
+    launches = values.pop("launches", 1.0)
+    host = {key: value * launches if key.startswith("launch") else value for key, value in platform.host.items()}
+    host |= {key: host.get(key, 0.0) + values.pop(key) for key in (MICRO_BATCH, EXCHANGE) if key in values}
+    own = dict(platform.corrections)
+    own |= {
+        key: value + own.get(key, 0.0) if key.endswith(("_s", "_bytes")) else value * own.get(key, 1.0)
+        for key, value in values.items()
+    }
+    return replace(platform, host=host, corrections=own)
+
+
+def save_corrected(name_or_path: str | Path, corrections: Mapping[str, float], path: str | Path, source: str) -> None:
+    """Write a platform's file again, with numbers that runs showed: of ``corrections``, launches and micro-batches as host costs.
+
+    Files that it names are named by their whole path.
+    """
+    origin = find_file(name_or_path)
+    content = _name_files(read_yaml(origin, PlatformError), origin.parent)
+    host, own = content.setdefault("host", {}), content.setdefault("corrections", {})
+    for key, value in corrections.items():
+        if key == "launches":
+            launches = {name: one for name, one in host.items() if name.startswith("launch")}
+            host |= {
+                name: {"value": one["value"] * value, "source": f"{source}, {value:.3g} times: {one['source']}"}
+                for name, one in launches.items()
+            }
+            continue
+        place = host if key in (MICRO_BATCH, EXCHANGE) else own
+        before = place.get(key, {}).get("value", 0.0 if key.endswith(("_s", "_bytes")) else 1.0)
+        after = before + value if key.endswith(("_s", "_bytes")) else before * value
+        place[key] = {"value": after, "source": source}
+    write_content({key: one for key, one in content.items() if one != {}}, path)
+
+
+def _name_files(content: Any, folder: Path) -> Any:
+    """Return a file's content in which files beside it are named by their whole path."""
+    if isinstance(content, dict):
+        return {key: _name_files(one, folder) for key, one in content.items()}
+    is_file = isinstance(content, str) and len(content) < _LONGEST and "." in content
+    return str((folder / content).resolve()) if is_file and (folder / content).is_file() else content

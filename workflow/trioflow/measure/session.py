@@ -19,7 +19,7 @@ from trioflow.base.errors import MeasurementError
 from trioflow.base.experiments import UNIT_SHARDINGS
 from trioflow.base.provenance import atomic_path, host_environment, read_json, stamp, write_json
 from trioflow.base.units import ns_to_s
-from trioflow.trace.capture.rank_process import exclusive_measurement
+from trioflow.trace.capture.workload import exclusive_measurement
 
 TIMEOUT_S = 3600.0
 _SMALL_BYTES = (1_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000)

@@ -51,9 +51,7 @@ from trioflow.measure.records import (
     time_mark,
 )
 from trioflow.tables import LOST_NS
-from trioflow.trace.capture.rank_process import keep_freed_memory, pinned_to
-from trioflow.trace.capture.training_step import TrainingStep
-from trioflow.trace.capture.workload import device_name
+from trioflow.trace.capture.workload import TrainingStep, device_name, keep_freed_memory, pinned_to
 from trioflow.trace.profile.events import STEP, Event
 from trioflow.trace.profile.kineto import read_profile
 from trioflow.trace.profile.steps import Step as ProfiledStep

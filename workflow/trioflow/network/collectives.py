@@ -20,7 +20,7 @@ from trioflow.costmodel.collectives.model import COLLECTIVES, SHIFT, CollectiveT
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.hardware.platform import list_platforms, load_platform
 from trioflow.network.across_nodes import NodeGroups, measures_a_node
-from trioflow.network.fair_share import FlowShape, pair_group
+from trioflow.network.networks import FlowShape, pair_group
 from trioflow.network.routing import Router
 
 Routes = dict[tuple[int, int], tuple[float, float]]

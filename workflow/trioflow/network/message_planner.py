@@ -34,7 +34,7 @@ from trioflow.network.collectives import (
     CollectivePlanner,
     warn_of_speed,
 )
-from trioflow.network.fair_share import Floats, FlowShape
+from trioflow.network.networks import Floats, FlowShape
 
 Ints = NDArray[np.int64]
 Index = NDArray[np.int32]

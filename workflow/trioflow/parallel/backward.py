@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from trioflow.base.errors import PlanError
 from trioflow.base.plan_row import TO_THE_END
 from trioflow.base.precision_recipes import PYTORCH
-from trioflow.base.provenance import PACKAGE
-from trioflow.base.shipped import read_table
+from trioflow.base.provenance import PACKAGE, read_table
 from trioflow.parallel.remembered import remembered, tensor_bytes
 from trioflow.parallel.splits.pipeline import is_inside, loss_operators
 from trioflow.parallel.splits.routing import find_expert_modules

@@ -1,4 +1,13 @@
-"""From the trace of one rank and a plan to the task graph of every rank."""
+"""From the trace of one rank and a plan to the task graph of every rank, eager sends included.
+
+Eager sends: messages that move once they are sent, whether or not their receiver waits for them.
+
+MPI and gloo keep small messages in a buffer, NCCL what its channels' buffers hold where it does not write into the
+receiver's memory. A receive becomes an arrival, matched with the send, beside its rank's work, and in its place a wait
+of no length. A sender is busy until its message has arrived; arrivals from one sender keep their order.
+
+From the trace of one rank and a plan to the task graph of every rank.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import find_rank_program, find_traits
@@ -14,9 +24,8 @@ from trioflow.base.provenance import read_json
 from trioflow.base.units import format_bytes, ns_to_s, s_to_ns
 from trioflow.costmodel.choices import choose_times
 from trioflow.costmodel.device_times import find_launch_s, mention_launches, times_interval
-from trioflow.costmodel.interface import OperatorModel
-from trioflow.costmodel.intervals import combine_intervals
-from trioflow.costmodel.steps import (
+from trioflow.costmodel.features import OperatorModel
+from trioflow.costmodel.uncertainty import (
     ALONE,
     BATCH,
     COLLECTIVES,
@@ -24,14 +33,23 @@ from trioflow.costmodel.steps import (
     PIPELINE,
     Anchoring,
     StepAnchor,
+    combine_intervals,
     describe_anchor,
     least_half_width,
 )
-from trioflow.costmodel.steps import NONE as UNANCHORED
+from trioflow.costmodel.uncertainty import NONE as UNANCHORED
 from trioflow.hardware.machine import Device
 from trioflow.hardware.platform import load_platform
-from trioflow.parallel.memory.peak import count_room, estimate_memory, find_fullest, recall_memory, take_curves
-from trioflow.parallel.memory.survival import LIKELY, count_needed, load_survival
+from trioflow.parallel.memory.peak import (
+    LIKELY,
+    count_needed,
+    count_room,
+    estimate_memory,
+    find_fullest,
+    load_survival,
+    recall_memory,
+    take_curves,
+)
 from trioflow.parallel.plan import Stages, check_plan, choose_stages, describe_plan, fit_framework, micro_batch_sizes
 from trioflow.parallel.programs.builder import (
     ProgramBuilder,
@@ -49,15 +67,55 @@ from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN, WORDS, Schedu
 from trioflow.parallel.splits.context import time_rings
 from trioflow.parallel.splits.pipeline import BALANCES, stages_of_operators
 from trioflow.parallel.splits.routing import describe_routing
-from trioflow.parallel.splits.sharding import describe_units, partition_stages
+from trioflow.parallel.splits.sharding import describe_units, partition_stages, predict_updates, split_updates
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import TensorSplit
-from trioflow.parallel.splits.updates import predict_updates, split_updates
 from trioflow.parallel.splits.vocabulary import prepare_split
-from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TimesOrigin
+from trioflow.parallel.task_graph import FoldedTaskGraph, GraphMetadata, TaskGraph, TimesOrigin
 from trioflow.tables import PHASES
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace, load_trace
+
+ARRIVALS = "arrivals"
+"""What streams of arrivals are called; the second and later ones of a rank have a number behind it."""
+
+
+def release_sends(graph: TaskGraph, largest_bytes: float) -> TaskGraph:
+    """Return a graph, folded as this one, whose messages of at most ``largest_bytes`` and of no given duration are eager."""
+    if not largest_bytes or "recv" not in graph.kinds:
+        return graph
+    fold = graph.fold if isinstance(graph, FoldedTaskGraph) else None
+    if fold is not None and fold.coarser is None:
+        return FoldedTaskGraph(replace(fold, graph=_release(fold.graph, largest_bytes)))
+    return _release(graph, largest_bytes)
+
+
+def _release(graph: TaskGraph, largest_bytes: float) -> TaskGraph:
+    tasks = graph.tasks
+    sizes = tasks["message_bytes"].to_numpy(dtype=np.float64, na_value=np.nan)
+    eager = (tasks["kind"] == "recv").to_numpy(dtype=bool) & (sizes <= largest_bytes)
+    # Each arrival stands before its wait.
+    place = np.arange(len(tasks)) + np.cumsum(eager)
+    wait = place[eager]
+    new = tasks.take(np.repeat(np.arange(len(tasks)), 1 + eager)).reset_index(drop=True)
+    new["task_id"] = pd.array(np.arange(len(new)), dtype="Int64")
+    lanes = tasks.loc[eager, ["rank", "stream", "peer"]].astype({"peer": object})
+    lane = lanes.groupby(["rank", "stream", "peer"], dropna=False, sort=False).ngroup()
+    number = lane.groupby(lanes["rank"]).rank("dense").astype(int) - 1
+    names = [f"{ARRIVALS} {n}" if n else ARRIVALS for n in number]
+    new.loc[wait - 1, "stream"] = names
+    new.loc[wait, "kind"] = "host"
+    new.loc[wait, "name"] = [f"wait for {name}" for name in tasks.loc[eager, "name"]]
+    new.loc[wait, "duration_s"] = 0.0
+    new.loc[wait, ["match_id", "peer", "message_bytes"]] = pd.NA
+    ends = np.vstack(
+        [
+            place[graph.dependencies[["task_id", "depends_on"]].to_numpy(dtype=np.int64)],
+            np.column_stack([wait, wait - 1]),
+        ]
+    )
+    ends = ends[np.argsort(ends[:, 0], kind="stable")]
+    return TaskGraph(new, pd.DataFrame(ends, columns=["task_id", "depends_on"]), graph.metadata)
 
 
 def holds_host(plan: Plan, framework: str) -> bool:

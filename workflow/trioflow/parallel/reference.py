@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError, TraceError
 from trioflow.costmodel.device_times import host_times, rescale_distinct
-from trioflow.costmodel.features import FEATURES, resize_batch
-from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.features import FEATURES, OperatorModel, resize_batch
 from trioflow.parallel.remembered import remembered
 from trioflow.trace.store import Trace
 

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from trioflow.trace import consistency
+from trioflow.trace import store
 
 Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
@@ -112,8 +112,8 @@ def kept(memory: Memory) -> Callable[[Callable[Asked, Answer]], Callable[Asked, 
     return _answering(lambda: memory)
 
 
-tensor_bytes = remembered(consistency.tensor_bytes)
-"""As ``consistency.tensor_bytes``: the size of every tensor of a trace [bytes]."""
+tensor_bytes = remembered(store.tensor_bytes)
+"""As ``store.tensor_bytes``: the size of every tensor of a trace [bytes]."""
 
 
 def _key_of(value: Any) -> Any:

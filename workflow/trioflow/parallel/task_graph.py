@@ -1,11 +1,23 @@
-"""The task graph: what every rank has to do in one step, in which order, and where that comes from."""
+"""The task graph: what every rank has to do in one step, in which order, and where that comes from.
+
+Identical ranks kept once: one representative of each class, its members, and how to expand it.
+
+A *class* is a set of ranks that do the same tasks in the same order; its *representative* stands for them. *Groups* of
+ranks that stand for one another make a *family*: in data times tensor parallelism all ranks are one class,
+data-parallel groups one family, tensor-parallel ones another.
+
+Which ranks of a plan are alike: where they lie in a grid, and classes divided where something differs.
+"""
 
 from __future__ import annotations
 
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from itertools import product
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +26,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow import tables
-from trioflow.base.errors import InputError, TableError
+from trioflow.base.errors import InputError, PlanError, TableError
 from trioflow.base.plan_row import Plan
 from trioflow.parallel.plan import make_plan
 
@@ -351,3 +363,400 @@ class TaskGraphBuilder:
             return pd.Categorical.from_codes(codes, categories=pd.Index(texts, dtype="str"))
         # Texts that are left out are empty: they have no null.
         return pd.array([*texts, ""], dtype="str").take(codes)
+
+
+Ints = NDArray[np.int64]
+_NOWHERE = -1
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Ranks in a grid, the last axis fastest, and the axes along which all do the same."""
+
+    sizes: tuple[int, ...]  # ranks along each axis
+    # For each axis: the place that stands for each place (the first of the identical ones), True if all places are
+    # identical, or False if none are
+    alike: tuple[bool | tuple[int, ...], ...]
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the grid."""
+        return prod(self.sizes)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """How far apart two ranks are that are next to each other along an axis."""
+        return tuple(prod(self.sizes[axis + 1 :]) for axis in range(len(self.sizes)))
+
+    def _list_stand_ins(self, axis: int) -> Ints:
+        """Return the place along an axis that stands for each place."""
+        alike, places = self.alike[axis], np.arange(self.sizes[axis], dtype=np.int64)
+        return places * (not alike) if isinstance(alike, bool) else np.array(alike, dtype=np.int64)
+
+    def find_representatives(self) -> Ints:
+        """Return the ranks that stand for all: the first along every axis of alike ranks."""
+        return np.unique(self._stand_for())
+
+    def classify(self) -> Ints:
+        """Return the class of each rank: the number of its representative [ranks]."""
+        return np.unique(self._stand_for(), return_inverse=True)[1].astype(np.int64)
+
+    def _stand_for(self) -> Ints:
+        """Return the rank that stands for each rank [ranks]."""
+        rank, own = np.arange(self.ranks), np.zeros(self.ranks, dtype=np.int64)
+        for axis, (size, stride) in enumerate(zip(self.sizes, self.strides, strict=True)):
+            own += self._list_stand_ins(axis)[rank // stride % size] * stride
+        return own
+
+    def make_family(self, group: Sequence[int]) -> Family:
+        """Return the groups that stand for a representative's: moved along the axes on which its ranks share a place."""
+        ranks = np.array(group, dtype=np.int64)
+        steps = []
+        for axis, (size, stride) in enumerate(zip(self.sizes, self.strides, strict=True)):
+            places = np.unique(ranks // stride % size)
+            if len(places) == 1:
+                alike = np.flatnonzero(self._list_stand_ins(axis) == places[0])
+                steps.append(((alike - places[0]) * stride).tolist())
+        offsets = np.array([sum(one) for one in product(*steps)], dtype=np.int64)
+        groups = offsets[:, None] + ranks
+        group_of = np.full(self.ranks, _NOWHERE, dtype=np.int64)
+        inside = np.clip(groups, 0, self.ranks - 1)
+        group_of[inside.ravel()] = np.repeat(np.arange(len(groups)), len(ranks))
+        return Family(inside, group_of)
+
+
+def fold_representatives(graph: TaskGraph, grid: Grid) -> FoldedTaskGraph:
+    """Return the folded graph of a grid of ranks from the tasks of ``grid.find_representatives()``, in this order.
+
+    Groups and peers name ranks of the whole grid. Raises PlanError when groups of ranks that are said to be alike do
+    not stand for one another.
+    """
+    tasks = graph.tasks
+    match = tasks["match_id"].to_numpy(dtype=np.int64, na_value=_NOWHERE)
+    firsts = np.unique(match, return_index=True)[1][int((match == _NOWHERE).any()) :]
+    described = tasks.iloc[firsts][["kind", "group", "rank", "peer"]].astype(object)
+    known: dict[Any, int] = {}
+    families: list[Family] = []
+    family_of = []
+    for kind, text, rank, peer in described.itertuples(index=False, name=None):
+        ends = (rank, peer) if kind == "send" else (peer, rank)
+        key = text if kind == "collective" else ends
+        if key not in known:
+            known[key] = len(families)
+            group = [int(word) for word in text.split(",")] if kind == "collective" else ends
+            families.append(grid.make_family(group))
+        family_of.append(known[key])
+    fold = Fold(graph, grid.classify(), grid.find_representatives(), np.array(family_of, dtype=np.int64), families)
+    problem = fold.find_problem()
+    if problem:
+        raise PlanError(f"the ranks of the plan cannot be folded: {problem}")
+    return FoldedTaskGraph(fold)
+
+
+def split_fold(fold: Fold, of_rank: Ints, of_group: Mapping[int, Ints]) -> Fold:
+    """Divide classes, as little as possible, until ranks of a class and groups of a family have equal numbers."""
+    ranks, groups = _divide_classes(fold, of_rank, of_group)
+    representatives = np.sort(np.unique(ranks, return_index=True)[1]).astype(np.int64)
+    number = np.empty(len(representatives), dtype=np.int64)
+    number[ranks[representatives]] = np.arange(len(representatives))
+    class_of = number[ranks]
+    families, first_part = _split_families(fold, groups)
+    graph, family_of = _copy_tasks(fold, representatives, groups, first_part)
+    return Fold(graph, class_of, representatives, family_of, families, fold)
+
+
+def _divide_classes(fold: Fold, of_rank: Ints, of_group: Mapping[int, Ints]) -> tuple[Ints, list[Ints]]:
+    """Return a number for each rank and each group of each family, until nothing more differs."""
+    ranks = _number_pairs(fold.class_of, of_rank)
+    groups = [
+        of_group.get(number, np.zeros(len(family.groups), dtype=np.int64))
+        for number, family in enumerate(fold.families)
+    ]
+    count = 0
+    while count != int(ranks.max(initial=0)) + sum(int(one.max(initial=0)) for one in groups) + 1:
+        count = int(ranks.max(initial=0)) + sum(int(one.max(initial=0)) for one in groups) + 1
+        for family, own in zip(fold.families, groups, strict=True):
+            ranks = _number_pairs(ranks, np.append(own, _NOWHERE)[family.group_of])
+        for number, family in enumerate(fold.families):
+            members = np.sort(ranks[family.groups], axis=1)
+            rows = np.column_stack([groups[number], members])
+            if (rows == rows[0]).all():
+                continue
+            groups[number] = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+    return ranks, groups
+
+
+def _number_pairs(one: Ints, other: Ints) -> Ints:
+    width = int(other.max(initial=0)) + 2
+    numbers: Ints = np.unique(one * width + other + 1, return_inverse=True)[1].reshape(-1)
+    return numbers
+
+
+def _split_families(fold: Fold, groups: list[Ints]) -> tuple[list[Family], Ints]:
+    """Return the parts of all families, and the number of each one's first part."""
+    families: list[Family] = []
+    firsts = []
+    for family, own in zip(fold.families, groups, strict=True):
+        firsts.append(len(families))
+        parts = int(own.max(initial=0)) + 1
+        if parts == 1:
+            families.append(family)
+            continue
+        for part in range(parts):
+            kept = np.flatnonzero(own == part)
+            place = np.full(len(own) + 1, _NOWHERE, dtype=np.int64)
+            place[kept] = np.arange(len(kept))
+            families.append(Family(family.groups[kept], place[family.group_of]))
+    return families, np.array(firsts, dtype=np.int64)
+
+
+def _copy_tasks(fold: Fold, representatives: Ints, groups: list[Ints], first_part: Ints) -> tuple[TaskGraph, Ints]:
+    """Return the tasks of the representatives, and each match's family."""
+    kept = fold.graph
+    counts = fold.task_counts
+    firsts = np.cumsum(counts) - counts
+    before = fold.class_of[representatives]
+    row = np.concatenate([np.arange(firsts[k], firsts[k] + counts[k]) for k in before.tolist()])
+    rank = np.repeat(representatives, counts[before])
+    match = kept.tasks["match_id"].to_numpy(dtype=np.int64, na_value=_NOWHERE)[row]
+    joined = match >= 0
+    family = fold.family_of[match[joined]]
+    part = np.zeros(len(family), dtype=np.int64)
+    for number in np.unique(family).tolist():
+        mine = family == number
+        part[mine] = groups[number][fold.families[number].group_of[rank[joined][mine]]]
+    keys = match[joined] * (int(part.max(initial=0)) + 1) + part
+    codes, found = pd.factorize(keys)
+    family_of = np.zeros(len(found), dtype=np.int64)
+    family_of[codes] = first_part[family] + part
+    numbers = np.zeros(len(row), dtype=np.int64)
+    numbers[joined] = codes
+    tasks = kept.tasks.take(row).reset_index(drop=True)
+    tasks = tasks.assign(
+        task_id=pd.array(np.arange(len(row)), dtype="Int64"),
+        rank=pd.array(rank, dtype="Int64"),
+        match_id=pd.arrays.IntegerArray(numbers, ~joined),
+    )
+    ends = kept.dependencies.to_numpy(dtype=np.int64)
+    owner = fold.task_class[ends[:, 0]]
+    moved = np.cumsum(counts[before]) - counts[before]
+    parts = [ends[owner == k] + (moved[i] - firsts[k]) for i, k in enumerate(before.tolist())]
+    dependencies = pd.DataFrame(np.concatenate(parts), columns=list(kept.dependencies.columns))
+    return TaskGraph(tasks, dependencies, kept.metadata), family_of
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """Groups of ranks that stand for one another."""
+
+    # Members of each group in its order [groups, members]; of a message, the sender and the
+    # receiver
+    groups: Ints
+    group_of: Ints  # group that each rank is in, -1 for none [ranks]
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """A task graph with identical ranks kept once, as ``find_problem`` checks for groups.
+
+    Where a representative takes part in a match, a member does in that of its own group of the family, at the same
+    place of its program. A match of one group has exactly one task on each of its ranks.
+    """
+
+    # Tasks of the representatives alone, those of one rank in a row. ``rank``, ``group`` and
+    # ``peer`` are the representative's own, and ``match_id`` is equal on representatives that take
+    # part together.
+    graph: TaskGraph
+    class_of: Ints  # class of each rank [ranks]
+    representatives: Ints  # rank that stands for each class [classes], ascending: its lowest
+    family_of: Ints  # number, in ``families``, of the groups that do each match [matches]
+    families: list[Family]  # groups that stand for one another
+    # What it was divided from; the same whole graph. ``group`` and ``peer`` are those of a
+    # representative there.
+    coarser: Fold | None = None
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the whole graph."""
+        return len(self.class_of)
+
+    @cached_property
+    def task_class(self) -> Ints:
+        """Class of each task of the representatives [rows]."""
+        rank = self.graph.tasks["rank"].to_numpy(dtype=np.int64)
+        classes = np.full(self.ranks, _NOWHERE, dtype=np.int64)
+        classes[self.representatives] = np.arange(len(self.representatives))
+        found: Ints = classes[rank]
+        return found
+
+    @cached_property
+    def task_counts(self) -> Ints:
+        """Tasks of a rank of each class [classes]."""
+        return np.bincount(self.task_class, minlength=len(self.representatives)).astype(np.int64)
+
+    @property
+    def task_total(self) -> int:
+        """Tasks of the whole graph."""
+        return int(self.task_counts[self.class_of].sum())
+
+    @cached_property
+    def whole(self) -> TaskGraph:
+        """The tasks of every rank, not to be changed."""
+        return self.expand() if self.coarser is None else self.coarser.whole
+
+    @cached_property
+    def row_of_task(self) -> Ints:
+        """Row of ``graph`` that each task of the whole graph is like [tasks]."""
+        firsts = np.cumsum(self.task_counts) - self.task_counts
+        return list_runs(firsts[self.class_of], self.task_counts[self.class_of])
+
+    def find_problem(self) -> str:
+        """Say why the groups do not stand for one another; empty where they do."""
+        tasks = self.graph.tasks
+        row = np.flatnonzero(tasks["match_id"].notna().to_numpy(dtype=bool))
+        match = tasks["match_id"].to_numpy(dtype=np.int64, na_value=_NOWHERE)[row]
+        taking_part = np.unique(np.column_stack([match, self.task_class[row]]), axis=0)
+        if len(taking_part) != len(row):
+            return "two tasks of one class are in one exchange"
+        touched = [set() for _ in self.families] if not len(row) else self._touch()
+        present: list[set[int]] = [set() for _ in self.family_of]
+        for one, number in taking_part.tolist():
+            present[one].add(number)
+        for one, family in enumerate(self.family_of.tolist()):
+            if touched[family] != present[one]:
+                return "ranks of a group that are alike do not all take part in its exchanges"
+        return ""
+
+    def _touch(self) -> list[set[int]]:
+        """Return the classes whose ranks are in the groups of each family, all of them or none."""
+        found = []
+        sizes = np.bincount(self.class_of, minlength=len(self.representatives))
+        for family in self.families:
+            ranks = family.groups.ravel()
+            here = np.bincount(self.class_of[ranks], minlength=len(sizes))
+            whole = len(np.unique(ranks)) == len(ranks) and bool(((here == 0) | (here == sizes)).all())
+            found.append(set(np.flatnonzero(here).tolist()) if whole else {_NOWHERE})
+        return found
+
+    def expand(self) -> TaskGraph:
+        """Return the tasks of every rank, numbered rank by rank; matches in the order in which tasks name them first."""
+        kept = self.graph
+        row = self.row_of_task
+        counts = self.task_counts[self.class_of]
+        rank = np.repeat(np.arange(self.ranks, dtype=np.int64), counts)
+        match, family, group = self._find_groups(row, rank)
+        tasks = kept.tasks.take(row)
+        tasks.index = pd.RangeIndex(len(row))
+        columns: dict[str, Any] = {
+            "task_id": pd.array(np.arange(len(row)), dtype="Int64"),
+            "rank": pd.array(rank, dtype="Int64"),
+            "match_id": _number(match * (int(group.max(initial=0)) + 1) + group),
+            "group": self._name_groups(row, family, group),
+            "peer": self._find_peers(row, rank, family, group),
+        }
+        firsts = np.cumsum(counts) - counts
+        return TaskGraph(
+            tasks.assign(**columns)[list(kept.tasks.columns)], self._expand_dependencies(firsts), kept.metadata
+        )
+
+    def _find_groups(self, row: Ints, rank: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return match, family and group of every task of the whole graph, -1 for none."""
+        match = self.graph.tasks["match_id"].to_numpy(dtype=np.int64, na_value=_NOWHERE)[row]
+        family = np.append(self.family_of, _NOWHERE)[match]
+        group_of = np.array([one.group_of for one in self.families] or [np.full(1, _NOWHERE)])
+        group = np.where(family >= 0, group_of[family, rank if self.families else 0], _NOWHERE)
+        return match, family, group
+
+    def _name_groups(self, row: Ints, family: Ints, group: Ints) -> pd.Categorical:
+        """Return the groups of the tasks that name theirs, as text."""
+        named = (self.graph.tasks["group"].notna().to_numpy(dtype=bool))[row]
+        width = int(group.max(initial=0)) + 1
+        codes, found = pd.factorize(np.where(named, family * width + group, _NOWHERE))
+        kept = found != _NOWHERE
+        texts = [
+            ",".join(map(str, self.families[code // width].groups[code % width].tolist()))
+            for code in found[kept].tolist()
+        ]
+        numbers = np.where(kept, np.cumsum(kept) - 1, _NOWHERE)
+        renumbered = numbers[codes] if len(found) else codes
+        return pd.Categorical.from_codes(renumbered, categories=pd.Index(texts, dtype="str"))
+
+    def _find_peers(self, row: Ints, rank: Ints, family: Ints, group: Ints) -> Any:
+        named = self.graph.tasks["peer"].notna().to_numpy(dtype=bool)[row]
+        peer = np.zeros(len(row), dtype=np.int64)
+        for number in np.unique(family[named]).tolist():
+            mine = named & (family == number)
+            ends = self.families[number].groups[group[mine]]
+            peer[mine] = np.where(ends[:, 0] == rank[mine], ends[:, 1], ends[:, 0])
+        return pd.arrays.IntegerArray(peer, ~named)
+
+    def _expand_dependencies(self, firsts: Ints) -> pd.DataFrame:
+        """Return the dependencies of every rank, one rank after the other."""
+        kept = self.graph.dependencies
+        ends = kept.to_numpy(dtype=np.int64)
+        owner = self.task_class[ends[:, 0]]
+        counts = np.bincount(owner, minlength=len(self.representatives)).astype(np.int64)
+        starts = np.cumsum(counts) - counts
+        row = list_runs(starts[self.class_of], counts[self.class_of])
+        first_rows = np.cumsum(self.task_counts) - self.task_counts
+        moved = firsts - first_rows[self.class_of]
+        shifted = ends[row] + np.repeat(moved, counts[self.class_of])[:, None]
+        return pd.DataFrame(shifted, columns=list(kept.columns))
+
+
+_TABLES = ("tasks", "dependencies")
+
+
+class FoldedTaskGraph(TaskGraph):
+    """A task graph that stores identical ranks once.
+
+    Reading or setting one of its tables expands them to all ranks and sets ``fold`` to None: whoever holds the tables
+    may change them.
+    """
+
+    def __init__(self, fold: Fold) -> None:
+        self.fold: Fold | None = fold  # the identical ranks
+        self.metadata = fold.graph.metadata
+
+    def __getattr__(self, name: str) -> Any:
+        """Expand the graph where one of its tables is read, or changed, for the first time."""
+        if name not in _TABLES or self.fold is None:
+            raise AttributeError(name)
+        whole, self.fold = self.fold.whole, None
+        # Copies, so that changing them does not change the fold's tables.
+        self.tasks, self.dependencies = (table.copy(deep=False) for table in (whole.tasks, whole.dependencies))
+        return getattr(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _TABLES and self.fold is not None:
+            getattr(self, name)
+        super().__setattr__(name, value)
+
+    @property
+    def kept_tasks(self) -> pd.DataFrame:
+        """Tasks of the stored ranks: while the graph is folded, one rank of each set of identical ranks."""
+        return self.tasks if self.fold is None else self.fold.graph.tasks
+
+    def scale_compute(self, names: Sequence[str], factor: float) -> TaskGraph:
+        """Return a graph, folded as this one, whose operators of some names take a factor as long."""
+        if self.fold is None:
+            return super().scale_compute(names, factor)
+        graph = self.fold.graph.scale_compute(names, factor)
+        return FoldedTaskGraph(replace(self.fold, graph=graph))
+
+
+def list_runs(firsts: Ints, counts: Ints) -> Ints:
+    """Return the numbers of some runs, one run after the other."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    runs: Ints = np.arange(total, dtype=np.int64) + np.repeat(firsts - (ends - counts), counts)
+    return runs
+
+
+def _number(keys: Ints) -> Any:
+    """Give equal keys equal numbers, in the order in which they appear; negative ones are null."""
+    absent = keys < 0
+    codes = pd.factorize(np.where(absent, _NOWHERE, keys)[~absent])[0]
+    numbers = np.zeros(len(keys), dtype=np.int64)
+    numbers[~absent] = codes
+    return pd.arrays.IntegerArray(numbers, absent)

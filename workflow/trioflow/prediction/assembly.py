@@ -12,22 +12,29 @@ from trioflow.base.plugins import load_plugin
 from trioflow.costmodel.choices import MEASURED, choose_times, find_collectives, load_collectives
 from trioflow.costmodel.collectives.platform import PlatformCollectives
 from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.hardware.device_sheet import DeviceSheet
-from trioflow.hardware.machine import Device, Platform
+from trioflow.hardware.machine import Device, DeviceSheet, Platform
 from trioflow.hardware.platform import OFFLOAD_RATES, describe_unmeasured
-from trioflow.network.across_nodes import has_several_nodes
+from trioflow.network.across_nodes import describe_inter_node, has_several_nodes, open_platform
 from trioflow.network.collectives import CollectiveCost, LinkCollectives, hold_to_links
-from trioflow.network.inter_node import describe_inter_node, open_platform
-from trioflow.parallel.eager import release_sends
-from trioflow.parallel.extrapolate import extrapolate
+from trioflow.parallel.extrapolate import extrapolate, release_sends
 from trioflow.parallel.plan import choose_plan, cut_batch, read_stages
 from trioflow.parallel.reference import silence_messages
 from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.splits.routing import read_routing, set_routing
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.answer import Prediction, predict_step
-from trioflow.prediction.options import CLOSED_FORM, DEFAULTS, SESSION, Options, list_rank_scales, scale_operators
-from trioflow.prediction.step import Step, choose_counts, extend_step, read_session
+from trioflow.prediction.step import (
+    CLOSED_FORM,
+    DEFAULTS,
+    SESSION,
+    Options,
+    Step,
+    choose_counts,
+    extend_step,
+    list_rank_scales,
+    read_session,
+    scale_operators,
+)
 from trioflow.trace.store import Trace, is_model, load_trace, refuse_step
 
 if TYPE_CHECKING:

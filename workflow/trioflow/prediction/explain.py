@@ -1,6 +1,6 @@
 """What measured steps say of a machine: a few physical numbers, fitted with priors, that explain how predictions missed.
 
-Each measured time is predicted by ``predict`` itself on the platform with other numbers (``hardware.corrections``). Times of
+Each measured time is predicted by ``predict`` itself on the platform with other numbers (``hardware.platform``). Times of
 a simulated step are convex and piecewise linear in what its parts take, so a secant for each number stands for the
 simulator between two runs of it; the fit is repeated where the simulated step and the secants disagree at its answer.
 The maximum a posteriori is found by ``scipy.optimize.least_squares`` on logarithms, with a row for each prior. Priors
@@ -17,7 +17,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from trioflow.costmodel.features import Floats
-from trioflow.hardware.corrections import EXCHANGE, MICRO_BATCH, Corrections
+from trioflow.hardware.platform import EXCHANGE, MICRO_BATCH, Corrections
 
 
 @dataclass(frozen=True)

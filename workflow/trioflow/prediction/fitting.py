@@ -16,14 +16,12 @@ from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import name_flag
 from trioflow.base.units import format_apart
 from trioflow.hardware.machine import Platform
-from trioflow.network.inter_node import open_platform
-from trioflow.parallel.memory.peak import find_fullest
-from trioflow.parallel.memory.survival import DOUBTED, LIKELY, load_survival
+from trioflow.network.across_nodes import open_platform
+from trioflow.parallel.memory.peak import DOUBTED, LIKELY, find_fullest, load_survival
 from trioflow.parallel.plan import vary_plan
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.assembly import Traces, prepare_step, read_keywords
-from trioflow.prediction.options import DEFAULTS, Options
-from trioflow.prediction.step import Step
+from trioflow.prediction.step import DEFAULTS, Options, Step
 
 if TYPE_CHECKING:
     from trioflow.prediction.keywords import Keywords

@@ -3,14 +3,12 @@
 import pandas as pd
 
 from trioflow.base.errors import PlatformError
-from trioflow.base.provenance import read_json
-from trioflow.base.shipped import read_table
+from trioflow.base.provenance import read_json, read_table
 from trioflow.base.units import format_time
 from trioflow.costmodel.choices import find_collectives
 from trioflow.costmodel.device_times import measured_chips
 from trioflow.costmodel.operators.model import shipped_operator_models
-from trioflow.hardware.device_sheet import is_processor
-from trioflow.hardware.machine import Platform
+from trioflow.hardware.machine import Platform, is_processor
 from trioflow.hardware.platform import list_platforms, load_platform
 from trioflow.trace.language.read import TABLE
 from trioflow.trace.store import SHIPPED, shipped_traces

@@ -25,13 +25,12 @@ from trioflow.base.errors import InputError
 from trioflow.base.provenance import read_json, stamp
 from trioflow.costmodel.choices import Collectives
 from trioflow.costmodel.collectives.model import CollectiveTime
-from trioflow.costmodel.steps import NONE, RATIO, TIMER
-from trioflow.engine.timeline import select_communication
+from trioflow.costmodel.uncertainty import NONE, RATIO, TIMER
+from trioflow.engine.result import select_communication
 from trioflow.hardware.machine import Platform
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.answer import Prediction, predict_step
-from trioflow.prediction.options import Options
-from trioflow.prediction.step import Factors, SessionAnchor, Step, apply_factors, load_experiment
+from trioflow.prediction.step import Factors, Options, SessionAnchor, Step, apply_factors, load_experiment
 from trioflow.report.errors import measured_steps
 from trioflow.report.intervals import Intervals, measure_intervals, merge_intervals, subtract_intervals
 from trioflow.tables import FLOAT, PHASES, TEXT, column

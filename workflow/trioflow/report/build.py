@@ -19,8 +19,7 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.base.errors import InputError
-from trioflow.base.provenance import PACKAGE, atomic_path, stamp
-from trioflow.base.shipped import read_table
+from trioflow.base.provenance import PACKAGE, atomic_path, read_table, stamp
 from trioflow.export.step_files import write_perfetto
 from trioflow.report import figures, sections, style
 from trioflow.report.attribution_section import (

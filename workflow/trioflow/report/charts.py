@@ -23,12 +23,10 @@ from trioflow.base.provenance import PACKAGE, atomic_path
 from trioflow.base.units import format_bytes, ns_to_s
 from trioflow.costmodel.features import classify
 from trioflow.export.step_files import count_memory
-from trioflow.parallel.memory.peak import find_fullest
-from trioflow.parallel.memory.survival import LIKELY, describe_probability
+from trioflow.parallel.memory.peak import LIKELY, describe_probability, find_fullest
 from trioflow.prediction.answer import Prediction
-from trioflow.prediction.breakdown import PARTS
+from trioflow.prediction.breakdown import HOUR_S, PARTS
 from trioflow.prediction.fitting import split_memory
-from trioflow.prediction.language_answer import HOUR_S
 from trioflow.report.pages import join_words, read_look, write_range, write_time
 
 try:

@@ -3,7 +3,7 @@
 Predicted and measured timelines of each rank, one under the other on one time axis.
 
 Communication has two lanes in both: what compute of the rank hides, and what it
-does not, by the rule of ``engine.timeline.summarize_tasks``.
+does not, by the rule of ``engine.result.summarize_tasks``.
 """
 
 from bisect import bisect_left, bisect_right
@@ -23,7 +23,7 @@ from trioflow.base.errors import InputError
 from trioflow.base.units import format_bytes, ns_to_s
 from trioflow.costmodel.collectives.model import CollectiveCostModel
 from trioflow.engine.program import COMMUNICATION_KINDS
-from trioflow.engine.timeline import select_communication, select_compute
+from trioflow.engine.result import select_communication, select_compute
 from trioflow.report import style
 from trioflow.report.intervals import Intervals, merge_intervals, subtract_intervals
 from trioflow.report.pages import write_range, write_signed, write_time

@@ -21,8 +21,7 @@ import pyarrow.parquet as pq
 
 from trioflow import __version__
 from trioflow.base.errors import TrioflowError
-from trioflow.base.provenance import PACKAGE, atomic_path, digest_file, read_json
-from trioflow.base.shipped import read_own_table
+from trioflow.base.provenance import PACKAGE, atomic_path, digest_file, read_json, read_own_table
 from trioflow.base.units import format_bytes, format_count, format_time
 
 SHARES = ("_error", "_overhead", "_fraction", "_share", "drift", "overhead", "overlap", "share")

@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 from trioflow.base.errors import PlanError, TraceError
 from trioflow.base.units import ns_to_s
 from trioflow.costmodel.device_times import PREDICTED, find_launch_s, host_times, mention_launches, times_interval
-from trioflow.costmodel.intervals import combine_intervals
-from trioflow.costmodel.steps import ALONE, COLLECTIVES, least_half_width
+from trioflow.costmodel.uncertainty import ALONE, COLLECTIVES, combine_intervals, least_half_width
 from trioflow.parallel.extrapolate import phase_times, repeat_interval
-from trioflow.parallel.folded import Family, Fold, FoldedTaskGraph
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
+from trioflow.parallel.task_graph import Family, Fold, FoldedTaskGraph, GraphMetadata, TaskGraph, TaskGraphBuilder
 from trioflow.trace.facts import POINT_TO_POINT, Facts
 from trioflow.trace.store import Trace
 

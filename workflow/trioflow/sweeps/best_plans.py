@@ -12,11 +12,11 @@ from trioflow.base.arguments import check_names, show_fields
 from trioflow.base.errors import InputError
 from trioflow.base.plan_row import Plan
 from trioflow.costmodel.choices import read_gpus
-from trioflow.network.inter_node import INTER_NODE, open_platform
+from trioflow.network.across_nodes import INTER_NODE, open_platform
 from trioflow.parallel.splits.routing import BALANCED
 from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import find_model, predict
-from trioflow.prediction.options import STEP_WORDS, Options
+from trioflow.prediction.step import STEP_WORDS, Options
 from trioflow.sweeps.search import SearchResult, Watch, search
 from trioflow.trace.language.launch import FRAMEWORKS, express
 from trioflow.trace.language.read import find_configuration, parse_configuration

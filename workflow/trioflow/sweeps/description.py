@@ -23,9 +23,9 @@ from trioflow.base.settings import NAME, NOTHING, check_settings, read_cells, su
 from trioflow.base.yaml_files import parse_yaml, read_yaml
 from trioflow.costmodel.choices import THIS_MACHINE
 from trioflow.hardware.platform import list_platforms
-from trioflow.network.inter_node import INTER_NODE
+from trioflow.network.across_nodes import INTER_NODE
 from trioflow.parallel.plan import BUCKET_BYTES, choose_plan
-from trioflow.prediction.options import STEP_WORDS, Options
+from trioflow.prediction.step import STEP_WORDS, Options
 from trioflow.trace.store import is_model, language_models, shipped_traces
 
 Values = Mapping[str, Any]

@@ -31,12 +31,20 @@ from trioflow.costmodel.device_times import DeviceTimes, find_launch_s, host_tim
 from trioflow.costmodel.features import FEATURES, resize_batch
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.network.collectives import CollectiveCost, CollectivePlanner
-from trioflow.network.fair_share import FlowShape
+from trioflow.network.networks import FlowShape
 from trioflow.parallel.backward import plan_recomputation
 from trioflow.parallel.memory.profile import StorageTable, build_storage_table
 from trioflow.parallel.plan import choose_stages, micro_batch_sizes
 from trioflow.parallel.reference import Reference, choose_reference, predict_operator_times, without_communication
 from trioflow.parallel.splits.pipeline import BALANCES, assign_units, boundary_bytes, list_parameters, partition
+from trioflow.parallel.splits.sharding import (
+    find_owners,
+    place_parameters,
+    predict_elementwise,
+    share_storages,
+    split_updates,
+    upkeep_phase,
+)
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import (
     EXPERT_DOMAIN,
@@ -47,14 +55,6 @@ from trioflow.parallel.splits.tensor_split import (
     Exchange,
     TensorSplit,
     is_sharded,
-)
-from trioflow.parallel.splits.updates import (
-    find_owners,
-    place_parameters,
-    predict_elementwise,
-    share_storages,
-    split_updates,
-    upkeep_phase,
 )
 from trioflow.parallel.splits.vocabulary import prepare_split
 from trioflow.trace.store import Trace, pipeline_units

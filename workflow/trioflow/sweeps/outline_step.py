@@ -29,8 +29,14 @@ from trioflow.parallel.schedules.table import (
 )
 from trioflow.parallel.splits.pipeline import BALANCES, Parameter, list_parameters
 from trioflow.parallel.splits.routing import find_expert_modules
-from trioflow.parallel.splits.sharding import EXPERTS_UNIT, build_units, partition_stages
-from trioflow.parallel.splits.updates import place_parameters, predict_elementwise, upkeep_phase
+from trioflow.parallel.splits.sharding import (
+    EXPERTS_UNIT,
+    build_units,
+    partition_stages,
+    place_parameters,
+    predict_elementwise,
+    upkeep_phase,
+)
 from trioflow.sweeps.outline import Floats, Outline, UnitWork, style_of, sum_stages
 from trioflow.trace.store import pipeline_units
 

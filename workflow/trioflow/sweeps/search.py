@@ -21,16 +21,22 @@ from trioflow.base.units import format_apart
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.engine.result import CONFIDENCES
 from trioflow.hardware.machine import Platform
-from trioflow.network.inter_node import INTER_NODE
-from trioflow.parallel.memory.peak import count_plan_outside, count_room
-from trioflow.parallel.memory.survival import DOUBTED, LIKELY, describe_probability, load_survival
+from trioflow.network.across_nodes import INTER_NODE
+from trioflow.parallel.memory.peak import (
+    DOUBTED,
+    LIKELY,
+    count_plan_outside,
+    count_room,
+    describe_probability,
+    load_survival,
+)
 from trioflow.parallel.plan import check_shapes, micro_batch_sizes
 from trioflow.parallel.remembered import remembering
 from trioflow.parallel.splits.routing import BALANCED, read_routing
+from trioflow.prediction.answer import Draws
 from trioflow.prediction.assembly import Traces, count_samples, prepare_step
-from trioflow.prediction.drawn import Draws
-from trioflow.prediction.language_answer import describe_rates, describe_run
-from trioflow.prediction.options import SORTS, STEP_WORDS, Options
+from trioflow.prediction.breakdown import describe_rates, describe_run
+from trioflow.prediction.step import SORTS, STEP_WORDS, Options
 from trioflow.sweeps.description import PLAN_COLUMNS
 from trioflow.sweeps.outline import Outline
 from trioflow.sweeps.outline_step import outline_step

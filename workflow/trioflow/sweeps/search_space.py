@@ -14,9 +14,9 @@ from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import BUCKETED, RECOMPUTATIONS, SCHEDULE_GROUP, SCHEDULES, SHARDINGS
 from trioflow.base.plugins import list_plugins
 from trioflow.base.units import BYTES_PER_MIB
-from trioflow.costmodel.steps import COLLECTIVES, PIPELINE, load_residuals
+from trioflow.costmodel.uncertainty import COLLECTIVES, PIPELINE, load_residuals
 from trioflow.parallel.plan import BUCKET_BYTES, check_plan, describe_plan, fit_framework
-from trioflow.prediction.language_answer import HOUR_S
+from trioflow.prediction.breakdown import HOUR_S
 from trioflow.sweeps.description import fill_values, resolve_plan
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace, pipeline_units

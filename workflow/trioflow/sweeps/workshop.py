@@ -22,10 +22,9 @@ from trioflow.base.experiments import Plan
 from trioflow.base.units import format_apart, format_time
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.engine.compiled.run import is_repaid
-from trioflow.hardware.device_sheet import DeviceSheet
-from trioflow.hardware.machine import Platform
+from trioflow.hardware.machine import DeviceSheet, Platform
+from trioflow.network.across_nodes import INTER_NODE, open_platform
 from trioflow.network.collectives import CollectiveCost
-from trioflow.network.inter_node import INTER_NODE, open_platform
 from trioflow.network.networks import DEFAULT_NETWORK
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.parallel.splits.routing import set_routing
@@ -42,8 +41,7 @@ from trioflow.prediction.assembly import (
     load_traces,
     time_operators,
 )
-from trioflow.prediction.options import DEFAULTS, STEP_WORDS, Options
-from trioflow.prediction.step import Step
+from trioflow.prediction.step import DEFAULTS, STEP_WORDS, Options, Step
 from trioflow.sweeps.description import (
     PARAMETERS,
     PLAN_COLUMNS,
@@ -53,8 +51,7 @@ from trioflow.sweeps.description import (
     resolve_batch,
     resolve_plan,
 )
-from trioflow.trace.pack import MEMBERS
-from trioflow.trace.store import Trace
+from trioflow.trace.store import MEMBERS, Trace
 
 OK, OUT_OF_MEMORY, INFEASIBLE = "ok", "out of memory", "infeasible"
 """What becomes of a scenario: a time, a plan that does not fit the device, one that cannot be."""
@@ -81,7 +78,7 @@ class Workshop:
     A file that cannot be read raises TrioflowError at the first scenario that needs it; a scenario's own fault goes
     into its row. A name not in ``traces`` or ``platforms`` is a shipped one's or a path; ``graphs`` counts those built.
     ``steps``: what is asked of a language model's step, by trace (``STEP_WORDS``); ``routing``: of all traces;
-    ``inter_node``: as for ``network.inter_node.open_platform``.
+    ``inter_node``: as for ``network.across_nodes.open_platform``.
     """
 
     def __init__(

@@ -4,20 +4,6 @@ The schema is the contract: each column has its unit and meaning in the field's 
 ``workflow/schemas/*.schema.json`` is generated from it. ``data/tables/schemas.tsv`` holds them.
 """
 
-from trioflow.tables.files import (
-    empty,
-    flatten,
-    json_schema,
-    open_parquet,
-    read_arrow,
-    read_table,
-    records,
-    to_arrow,
-    validate,
-    write_arrow,
-    write_groups,
-    write_table,
-)
 from trioflow.tables.schemas import (
     BREAKDOWN,
     CATEGORIES,
@@ -48,7 +34,19 @@ from trioflow.tables.schemas import (
     TRACES,
     VALIDATION,
     column,
+    empty,
+    flatten,
+    json_schema,
     meanings,
+    open_parquet,
+    read_arrow,
+    read_table,
+    records,
+    to_arrow,
+    validate,
+    write_arrow,
+    write_groups,
+    write_table,
 )
 
 __all__ = [

@@ -1,16 +1,28 @@
 """Every table that stages exchange, by name; its columns stand in ``data/tables/schemas.tsv``.
 
 What a column is: its type, meaning and unit; words that columns are restricted to; tables of columns.
+
+Tables on disk: read, written and checked by their schemas.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import get_type_hints
+from itertools import repeat
+from pathlib import Path
+from typing import Any, get_type_hints
 
+import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from trioflow.base.errors import TableError
+from trioflow.base.input_files import check_file
+from trioflow.base.machine_memory import find_available_bytes
 from trioflow.base.plan_row import Plan
-from trioflow.base.provenance import PACKAGE
+from trioflow.base.provenance import PACKAGE, atomic_path
+from trioflow.base.units import format_bytes, format_count
 
 PHASES = ("forward", "backward", "optimizer")
 STREAMS = (
@@ -98,3 +110,224 @@ SWEEP_RESULTS = SCHEMAS["sweep_results"]
 
 LOST_NS = 1
 """Stands for a collective's sample that noise made shorter than nothing [ns]: it keeps its place below the median."""
+
+
+_CHOICES = {"phase": ("", *PHASES), "category": CATEGORIES, "kind": TASK_KINDS}
+_VALUE_BYTES = 40
+"""Of memory that a value takes at most, in Arrow and as an object of Python together."""
+_NOT_NEGATIVE = ("_ns", "_bytes", "_s", "flop")
+
+
+def to_arrow(
+    frame: pd.DataFrame, name: str, file: str | Path | None = None, schema: pa.Schema | None = None
+) -> pa.Table:
+    """Convert a data frame to the schema ``name`` or a given one, columns in the schema's order.
+
+    Raises TableError when a column is missing, unknown or too small for a value.
+    """
+    schema = SCHEMAS[name] if schema is None else schema
+    missing = [field.name for field in schema if field.name not in frame.columns]
+    unknown = [column for column in frame.columns if column not in schema.names]
+    if missing or unknown:
+        problem = f"table {name}: missing columns {missing}, unknown columns {unknown}"
+        raise TableError(problem, file=file)
+    try:
+        return pa.Table.from_pandas(frame[schema.names], schema=schema, preserve_index=False)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, OverflowError) as error:
+        raise TableError(f"table {name}: {error}", file=file) from None
+
+
+def validate(table: pa.Table, name: str, file: str | Path | None = None, schema: pa.Schema | None = None) -> None:
+    """Check a table against the schema ``name`` or a given one: types, nulls, choices, signs, row numbers.
+
+    Raises TableError, which names the file, the row, the column and the value.
+    """
+    schema = SCHEMAS[name] if schema is None else schema
+    if not table.schema.equals(schema):
+        differences = sorted({f"{f.name}: {f.type}" for f in table.schema} ^ {f"{f.name}: {f.type}" for f in schema})
+        raise TableError(
+            f"not a {name} table of this version (differs in {differences or 'order or nulls'})",
+            file=file,
+            fix="make it again with this version of trioflow",
+        )
+    for field in schema:
+        column = table.column(field.name)
+        if not field.nullable and column.null_count:
+            row = pc.index(column.is_null(), True).as_py()
+            raise TableError("a value is missing", file=file, place=f"row {row}, column {field.name}")
+        _check_values(column, field, file)
+    key = {"operators": "op_id", "tensors": "tensor_id", "tasks": "task_id"}.get(name)
+    if key:
+        row = _first(pc.not_equal(table.column(key), pa.array(range(len(table)), INT)))
+        if row >= 0:
+            raise TableError(
+                f"{table.column(key)[row]} found where {row} is due",
+                file=file,
+                place=f"row {row}, column {key}",
+                fix="number the rows from 0 without gaps",
+            )
+
+
+def _check_values(column: pa.ChunkedArray, field: pa.Field, file: str | Path | None) -> None:
+    """Check one column's values: allowed words, and no negative times or sizes."""
+    if field.name in _CHOICES:
+        allowed = _CHOICES[field.name]
+        row = _first(pc.invert(pc.is_in(column, pa.array(allowed, field.type))))
+        if row >= 0:
+            raise TableError(
+                f"{column[row].as_py()!r} is not one of {', '.join(filter(None, allowed))}",
+                file=file,
+                place=f"row {row}, column {field.name}",
+            )
+    elif pa.types.is_primitive(field.type) and field.name.endswith(_NOT_NEGATIVE):
+        row = _first(pc.invert(pc.greater_equal(column, 0)))
+        if row >= 0:
+            raise TableError(
+                f"{column[row].as_py()} is negative or not a number", file=file, place=f"row {row}, column {field.name}"
+            )
+
+
+def _first(wrong: pa.ChunkedArray) -> int:
+    """Return the first row for which something holds, -1 where there is none."""
+    return int(pc.index(wrong, True).as_py())
+
+
+def write_table(
+    frame: pd.DataFrame,
+    name: str,
+    path: str | Path,
+    metadata: dict[str, Any] | None = None,
+    schema: pa.Schema | None = None,
+) -> None:
+    """Write a data frame as Parquet, validated and atomically; TableError where it breaks the schema.
+
+    ``schema``: of a table that one room alone writes, where ``SCHEMAS`` has none of the name.
+    ``metadata``: provenance, kept as JSON in the file's.
+    """
+    table = to_arrow(frame, name, path, schema)
+    validate(table, name, path, schema)
+    write_arrow(table, path, metadata)
+
+
+def write_groups(groups: Iterable[pa.Table], name: str, path: str | Path, metadata: dict[str, Any]) -> None:
+    """Write tables one behind the other as row groups of a Parquet file, validated and atomically.
+
+    Only one is in memory at a time. Raises TableError when one breaks the schema.
+    """
+    schema = SCHEMAS[name].with_metadata({"trioflow": json.dumps(metadata, sort_keys=True)})
+    with atomic_path(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        for group in groups:
+            validate(group, name, path)
+            writer.write_table(group.cast(schema))
+
+
+def write_arrow(table: pa.Table, path: str | Path, metadata: dict[str, Any] | None = None) -> None:
+    """Write a validated table as Parquet, atomically, with its provenance."""
+    text = json.dumps(metadata or {}, sort_keys=True)
+    table = table.replace_schema_metadata({"trioflow": text})
+    with atomic_path(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
+
+
+def open_parquet(source: str | Path | pa.BufferReader) -> pq.ParquetFile:
+    """Open a Parquet file whose content fits the memory there is; TableError where it does not, or the file is no Parquet."""
+    file = None if isinstance(source, pa.BufferReader) else source
+    if file is not None:
+        check_file(file, TableError)
+    try:
+        opened = pq.ParquetFile(source)
+    except (pa.ArrowException, OSError) as error:
+        raise TableError(f"not a readable Parquet file ({error})", file=file) from None
+    facts = opened.metadata
+    groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
+    values = sum(one.column(c).num_values for one in groups for c in range(one.num_columns))
+    needed_bytes = values * _VALUE_BYTES + sum(one.total_byte_size for one in groups)
+    free_bytes = find_available_bytes()
+    if free_bytes is not None and needed_bytes > free_bytes:
+        raise TableError(
+            f"its {format_count(values)} values take some {format_bytes(needed_bytes)} of memory, and"
+            f" {format_bytes(free_bytes)} are free",
+            file=file,
+            fix="use a machine with more memory",
+        )
+    return opened
+
+
+def read_arrow(path: str | Path, name: str, schema: pa.Schema | None = None) -> tuple[pa.Table, dict[Any, Any]]:
+    """Read and validate a Parquet table, and its metadata; TableError where it is no such table."""
+    try:
+        table = open_parquet(path).read()
+    except (pa.ArrowException, OSError) as error:
+        raise TableError(f"not a readable Parquet file ({error})", file=path) from None
+    raw = (table.schema.metadata or {}).get(b"trioflow", b"{}")
+    table = table.replace_schema_metadata(None)
+    validate(table, name, path, schema)
+    return table, json.loads(raw)
+
+
+def read_table(path: str | Path, name: str, schema: pa.Schema | None = None) -> pd.DataFrame:
+    """Return a Parquet table as a data frame, as `read_arrow`; the file's metadata is in ``frame.attrs``."""
+    table, metadata = read_arrow(path, name, schema)
+    frame: pd.DataFrame = table.to_pandas(types_mapper=_nullable_integers)
+    for field in table.schema:
+        if pa.types.is_list(field.type):
+            frame[field.name] = table.column(field.name).to_pylist()
+    frame.attrs = metadata
+    return frame
+
+
+def _nullable_integers(kind: pa.DataType) -> Any:
+    """Keep integers with missing values as integers."""
+    return pd.Int64Dtype() if pa.types.is_int64(kind) else None
+
+
+def records(frame: pd.DataFrame, *columns: str) -> list[dict[str, Any]]:
+    """Return the rows as dictionaries, of some columns or all; missing values become None."""
+    lists = {}
+    for name in columns or frame.columns:
+        present = frame[name].notna()
+        cells = frame[name] if present.all() else frame[name].astype(object).where(present, None)
+        lists[str(name)] = cells.tolist()
+    return list(map(dict, map(zip, repeat(tuple(lists)), zip(*lists.values(), strict=True))))
+
+
+def flatten(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return rows as a frame, without the columns that hold lists or mappings."""
+    frame = pd.DataFrame(rows)
+    return frame.loc[:, ~frame.map(lambda cell: isinstance(cell, list | tuple | dict)).any()]
+
+
+def empty(name: str) -> pd.DataFrame:
+    """Return a table of the schema without rows."""
+    frame: pd.DataFrame = SCHEMAS[name].empty_table().to_pandas()
+    return frame
+
+
+def json_schema(name: str) -> dict[str, Any]:
+    """Describe a table's row as a JSON schema (2020-12)."""
+    properties = {}
+    for field in SCHEMAS[name]:
+        metadata = {k.decode(): v.decode() for k, v in (field.metadata or {}).items()}
+        entry = {"description": metadata["meaning"], **_json_type(field.type, field.nullable)}
+        if metadata["unit"]:
+            entry["unit"] = metadata["unit"]
+        if field.name in _CHOICES:
+            entry["enum"] = list(_CHOICES[field.name])
+        properties[field.name] = entry
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": name,
+        "description": f"One row of the table {name}; generated from trioflow.tables.",
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def _json_type(kind: pa.DataType, nullable: bool) -> dict[str, Any]:
+    if pa.types.is_list(kind):
+        return {"type": "array", "items": _json_type(kind.value_type, False)}
+    words = {INT: "integer", FLOAT: "number", pa.bool_(): "boolean"}
+    word = words.get(kind, "string")
+    return {"type": [word, "null"] if nullable else word}

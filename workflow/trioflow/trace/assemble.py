@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from trioflow import tables
-from trioflow.trace.consistency import check_trace
 from trioflow.trace.facts import Facts, check_facts
-from trioflow.trace.flops import count_flop, may_multiply
-from trioflow.trace.store import Trace
-from trioflow.trace.tensors import MadeInside, OperatorTensors, TensorRef, TensorTracker
+from trioflow.trace.store import Trace, check_trace
+from trioflow.trace.tensors import MadeInside, OperatorTensors, TensorRef, TensorTracker, count_flop, may_multiply
 
 _CAST = "aten::to"
 

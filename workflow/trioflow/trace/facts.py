@@ -29,7 +29,7 @@ from msgspec import Meta, defstruct
 from trioflow.base.errors import TraceError
 from trioflow.base.input_files import check_values
 from trioflow.base.precision_recipes import RECIPES, PrecisionRecipe
-from trioflow.base.shipped import read_own_table
+from trioflow.base.provenance import read_own_table
 
 POINT_TO_POINT = ("send", "recv")
 

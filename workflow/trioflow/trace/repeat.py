@@ -16,9 +16,8 @@ from trioflow.base.errors import TraceError
 from trioflow.base.units import ns_to_s
 from trioflow.tables import records
 from trioflow.trace.block import Block, BlockName, Lists, Row, find_block, is_spanning
-from trioflow.trace.consistency import tensor_bytes
 from trioflow.trace.facts import UNTIMED, Entry, Facts
-from trioflow.trace.store import Trace, pipeline_units
+from trioflow.trace.store import Trace, pipeline_units, tensor_bytes
 
 Key = tuple[int, int | None]
 """An operator or a storage of the captured trace and the copy it is of; None for one of no copy."""

@@ -41,12 +41,12 @@ import pandas as pd
 from numpy.typing import NDArray
 from trioflow.base.errors import InputError, TableError, TrioflowError
 from trioflow.base.experiments import Plan
-from trioflow.base.shipped import read_table
+from trioflow.base.provenance import read_table
 from trioflow.base.units import BYTES_PER_KIB, BYTES_PER_MIB
 from trioflow.base.yaml_files import parse_yaml
 from trioflow.parallel.plan import make_plan
 from trioflow.prediction.assembly import build_graph, predict, time_operators
-from trioflow.prediction.options import Options
+from trioflow.prediction.step import Options
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.read import published_models, read_configuration, trace_of
 from trioflow.trace.language.sizes import Configuration, LanguageStep

@@ -18,8 +18,8 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.model_selection import KFold, cross_val_predict
 from trioflow import tables
 from trioflow.base.units import BYTES_PER_GIB
-from trioflow.costmodel.intervals import COVERAGE
-from trioflow.parallel.memory.survival import DOUBTED
+from trioflow.costmodel.uncertainty import COVERAGE
+from trioflow.parallel.memory.peak import DOUBTED
 from trioflow.report.pages import (
     NOTHING,
     Cell,

@@ -13,9 +13,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from trioflow import tables
 from trioflow.base.provenance import stamp
-from trioflow.hardware.device_sheet import load_device
-from trioflow.parallel.memory.peak import count_outside
-from trioflow.parallel.memory.survival import DOUBTED, LIKELY, SURVIVAL, Survival, load_survival
+from trioflow.hardware.machine import load_device
+from trioflow.parallel.memory.peak import DOUBTED, LIKELY, SURVIVAL, Survival, count_outside, load_survival
 from trioflow.report.pages import NOTHING, write_markdown, write_percent
 from trioflow.sweeps.search_space import Prediction
 

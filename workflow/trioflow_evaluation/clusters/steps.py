@@ -33,12 +33,12 @@ from trioflow.costmodel.operators.methods import ProportionalModel
 from trioflow.engine.compiled.run import load_kernels
 from trioflow.hardware.machine import InterNode, Platform
 from trioflow.hardware.platform import load_platform
-from trioflow.parallel.memory.survival import count_wanted
+from trioflow.parallel.memory.peak import count_wanted
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.assembly import build_graph, predict, time_operators
-from trioflow.prediction.options import Options
+from trioflow.prediction.step import Options
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 from trioflow.trace.store import Trace, pipeline_units

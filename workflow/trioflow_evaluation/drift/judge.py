@@ -25,8 +25,8 @@ from trioflow import tables
 from trioflow.base.errors import TableError
 from trioflow.base.provenance import stamp
 from trioflow.costmodel.spread import HEADER, SHIPPED_SPREADS, MeasuredSpread, Spread, draw_normals
-from trioflow.engine.draws import DrawnGraph
 from trioflow.engine.program import Floats, Ints
+from trioflow.engine.result import DrawnGraph
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.report.attribution import share_change
 from trioflow.report.pages import (

@@ -8,7 +8,7 @@ from typing import Any
 
 from trioflow.base.errors import InputError
 from trioflow.base.plan_row import Plan
-from trioflow.base.shipped import read_own_records, read_own_table
+from trioflow.base.provenance import read_own_records, read_own_table
 
 from trioflow_evaluation import DATA
 

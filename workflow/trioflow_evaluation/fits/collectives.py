@@ -17,10 +17,8 @@ import pandas as pd
 import pyarrow as pa
 from trioflow import __version__
 from trioflow.base.errors import InputError, TableError
-from trioflow.base.provenance import digest_file, write_json
-from trioflow.base.shipped import read_own_records, read_own_table
-from trioflow.costmodel.collectives.between_nodes import BetweenNodes, NodeCurve
-from trioflow.costmodel.collectives.model import COLLECTIVES, wire_factor
+from trioflow.base.provenance import digest_file, read_own_records, read_own_table, write_json
+from trioflow.costmodel.collectives.model import COLLECTIVES, BetweenNodes, NodeCurve, wire_factor
 from trioflow.costmodel.collectives.nccl import NcclMachine, load_constants
 from trioflow.costmodel.collectives.nccl_tests import COLUMNS, UNKNOWN_VERSION
 from trioflow.costmodel.collectives.platform import PlatformCollectives, fit_platform_collectives

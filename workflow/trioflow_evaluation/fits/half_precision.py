@@ -10,18 +10,20 @@ import pandas as pd
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import write_json
 from trioflow.costmodel.features import FEATURES, Floats
-from trioflow.costmodel.intervals import COVERAGE
-from trioflow.costmodel.least_squares import choose_least, rounded, solve_nonnegative, split_groups
 from trioflow.costmodel.operators.curves import (
     NO_TILES,
     SHORTEST_S,
     TILE_SETS,
     Curve,
+    choose_least,
     fill_device,
     join_times,
     problem_sizes,
+    rounded,
+    solve_nonnegative,
+    split_groups,
 )
-from trioflow.costmodel.operators.half_tables import (
+from trioflow.costmodel.operators.precision import (
     FORMAT,
     KIND,
     SCALED,
@@ -33,8 +35,9 @@ from trioflow.costmodel.operators.half_tables import (
     attention_terms,
 )
 from trioflow.costmodel.operators.products import PRODUCTS, work_matrix
+from trioflow.costmodel.uncertainty import COVERAGE
 from trioflow.datasets.catalogue import HALF_ATTENTION, HALF_EXPERTS, HALF_PRODUCTS, SINGLE_PRODUCTS, load_catalogue
-from trioflow.hardware.device_sheet import DeviceSheet, find_device, load_device
+from trioflow.hardware.machine import DeviceSheet, find_device, load_device
 
 _RESULT_BYTES = 2
 

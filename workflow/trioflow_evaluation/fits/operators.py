@@ -23,7 +23,7 @@ from trioflow.base.provenance import digest_file
 from trioflow.base.units import us_to_ns
 from trioflow.costmodel.operators.methods import DeviceData, DeviceLimits, drop_equal, fit_device_model
 from trioflow.datasets.catalogue import MODEL_TABLES, SINGLE_OPERATORS, STEP_TRACES, load_catalogue
-from trioflow.hardware.device_sheet import find_device
+from trioflow.hardware.machine import find_device
 from trioflow.trace.store import Trace
 
 DATASET = Path("sitar-lab+NeuSight/scripts/asplos/data/dataset")

@@ -12,8 +12,8 @@ from trioflow.base.arguments import declare
 from trioflow.base.errors import PlanError, TableError
 from trioflow.base.experiments import row_schema
 from trioflow.base.plan_row import Plan
+from trioflow.base.provenance import read_own_records, read_own_table
 from trioflow.base.settings import NOTHING, read_cells, read_rows, suggest_name
-from trioflow.base.shipped import read_own_records, read_own_table
 
 from trioflow_evaluation import DATA
 

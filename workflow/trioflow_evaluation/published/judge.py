@@ -11,12 +11,10 @@ import pandas as pd
 import pyarrow as pa
 from trioflow import tables
 from trioflow.base.errors import InputError, TrioflowError
-from trioflow.base.provenance import read_json
-from trioflow.base.shipped import read_table
+from trioflow.base.provenance import read_json, read_table
 from trioflow.base.units import ms_to_s
-from trioflow.costmodel.features import class_of_name, resize_batch
-from trioflow.costmodel.interface import OperatorModel
-from trioflow.costmodel.steps import (
+from trioflow.costmodel.features import OperatorModel, class_of_name, resize_batch
+from trioflow.costmodel.uncertainty import (
     ALONE,
     ANCHOR_WAYS,
     BATCH,
@@ -31,7 +29,7 @@ from trioflow.costmodel.steps import (
     anchor_step,
     spell_workload,
 )
-from trioflow.hardware.device_sheet import find_device
+from trioflow.hardware.machine import find_device
 from trioflow.parallel.schedules.build import is_schedule
 from trioflow.report.attribution import CAUSES, GROWTH, Settings
 from trioflow.report.scores import list_scaling

@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from trioflow import tables
 from trioflow.base.errors import InputError
-from trioflow.costmodel.steps import ANCHOR_WAYS
+from trioflow.costmodel.uncertainty import ANCHOR_WAYS
 from trioflow.report import style
 from trioflow.report.attribution import CAUSES, GROWTH, PART, REPLACED
 from trioflow.report.attribution_section import (

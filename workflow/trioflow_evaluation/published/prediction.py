@@ -29,27 +29,23 @@ from trioflow.base.settings import suggest_name
 from trioflow.costmodel.choices import Collectives, find_collectives, load_collectives
 from trioflow.costmodel.collectives.platform import PlatformCollectives
 from trioflow.costmodel.device_times import DeviceTimes, prepare_device_times
-from trioflow.costmodel.features import Floats, class_of_name
-from trioflow.costmodel.interface import OperatorModel, RowModel
+from trioflow.costmodel.features import Floats, OperatorModel, RowModel, class_of_name
 from trioflow.costmodel.operators.methods import DeviceData, fit_device_data
 from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model
-from trioflow.costmodel.steps import NONE as UNANCHORED
-from trioflow.costmodel.steps import RATIO, anchor_step
-from trioflow.hardware.device_sheet import DeviceSheet, find_device, load_device
-from trioflow.hardware.machine import Device, Platform
+from trioflow.costmodel.uncertainty import NONE as UNANCHORED
+from trioflow.costmodel.uncertainty import RATIO, anchor_step
+from trioflow.hardware.machine import Device, DeviceSheet, Platform, find_device, load_device
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.plan import micro_batch_sizes
 from trioflow.parallel.reference import choose_reference
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.assembly import predict, prepare_step
-from trioflow.prediction.options import CLOSED_FORM, Options
-from trioflow.prediction.step import Step
+from trioflow.prediction.step import CLOSED_FORM, Options, Step
 from trioflow.report.attribution import ScaledCollectives, Settings
 from trioflow.tables import records
-from trioflow.trace.consistency import tensor_bytes
 from trioflow.trace.importers.detect import import_row
-from trioflow.trace.store import Trace
+from trioflow.trace.store import Trace, tensor_bytes
 
 from trioflow_evaluation.fits.operators import PublishedDevice, load_published, without_workload
 from trioflow_evaluation.published.cases import PublishedRow

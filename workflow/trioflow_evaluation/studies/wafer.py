@@ -18,13 +18,11 @@ from trioflow.costmodel.device_times import DeviceTimes, prepare_device_times
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.engine.compiled.run import is_repaid, run_program, supports
 from trioflow.engine.program import Program, build_program
-from trioflow.hardware.device_sheet import load_device
-from trioflow.hardware.machine import Device, Link, Platform, name_rank_node
+from trioflow.hardware.machine import Device, Link, Platform, load_device, name_rank_node
 from trioflow.hardware.topologies.grids import build_mesh
 from trioflow.hardware.topologies.nodes import build_switch
 from trioflow.network.collectives import CollectivePlanner
-from trioflow.network.fair_share import FairShareNetwork
-from trioflow.network.networks import AnyNetwork, ContentionFreeNetwork
+from trioflow.network.networks import AnyNetwork, ContentionFreeNetwork, FairShareNetwork
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.assembly import build_graph

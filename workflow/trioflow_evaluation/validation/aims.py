@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-from trioflow.base.shipped import read_own_records
+from trioflow.base.provenance import read_own_records
 from trioflow.report.pages import NOTHING, write_percent
 
 from trioflow_evaluation import DATA

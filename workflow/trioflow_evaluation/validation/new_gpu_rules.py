@@ -10,7 +10,7 @@ import pandas as pd
 from trioflow.costmodel.features import FEATURES, Floats
 from trioflow.costmodel.new_gpu.rules import device_rates
 from trioflow.costmodel.operators.products import read_columns
-from trioflow.hardware.device_sheet import DeviceSheet
+from trioflow.hardware.machine import DeviceSheet
 
 Predicted = tuple[Floats, npt.NDArray[np.bool_]]
 

@@ -22,8 +22,7 @@ from trioflow.base.units import ns_to_s
 from trioflow.costmodel.collectives.methods import METHODS, RANKS, RANKS_BEYOND, SIZE, SIZE_BEYOND, size_class
 from trioflow.costmodel.collectives.model import each_curve, halve, median_points
 from trioflow.costmodel.collectives.platform import PlatformCollectives, fit_platform_collectives
-from trioflow.costmodel.features import FEATURES, Floats, base_class, resize_batch
-from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.features import FEATURES, Floats, OperatorModel, base_class, resize_batch
 from trioflow.costmodel.operators.class_curves import recorded_times, sized_rows
 from trioflow.costmodel.operators.methods import (
     DEVICE_METHODS,

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import stamp
-from trioflow.hardware.device_sheet import find_device
+from trioflow.hardware.machine import find_device
 from trioflow.report import style
 from trioflow.report.pages import (
     NOTHING,

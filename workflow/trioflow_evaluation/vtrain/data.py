@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from trioflow.base.errors import TableError
-from trioflow.base.shipped import read_own_table
+from trioflow.base.provenance import read_own_table
 from trioflow.base.units import ms_to_s, ns_to_s
 from trioflow.costmodel.collectives.model import count_steps, wire_factor
 from trioflow.costmodel.features import FEATURES, Floats
-from trioflow.costmodel.operators.half_tables import ProductTable
+from trioflow.costmodel.operators.precision import ProductTable
 from trioflow.costmodel.operators.products import PRODUCTS
 
 from trioflow_evaluation import DATA

@@ -15,7 +15,7 @@ from trioflow import tables
 from trioflow.base.provenance import PACKAGE
 from trioflow.costmodel.collectives.platform import PlatformCollectives, load_platform_collectives
 from trioflow.costmodel.features import Floats
-from trioflow.hardware.device_sheet import load_device
+from trioflow.hardware.machine import load_device
 from trioflow.sweeps.search_space import Prediction
 from trioflow.tables import FLOAT
 

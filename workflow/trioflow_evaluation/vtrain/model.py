@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from trioflow.costmodel.features import Floats
-from trioflow.costmodel.operators.half_tables import shipped_tensor_products
-from trioflow.engine.draws import DrawnGraph
+from trioflow.costmodel.operators.precision import shipped_tensor_products
 from trioflow.engine.program import Ints
-from trioflow.hardware.device_sheet import DeviceSheet, load_device
+from trioflow.engine.result import DrawnGraph
+from trioflow.hardware.machine import DeviceSheet, load_device
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.programs.builder import ProgramBuilder, StageWork
 from trioflow.parallel.programs.staged import StagedRank

@@ -40,7 +40,7 @@ class Mixer(nn.Module):
 
 
 class Recipe(NamedTuple):
-    """What trioflow asks of a model: see ``trioflow.trace.workloads.user_model``."""
+    """What trioflow asks of a model: see ``trioflow.trace.workloads.recipe``."""
 
     model: nn.Module
 

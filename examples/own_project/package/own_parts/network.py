@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trioflow.network.interface import Flow
-from trioflow.network.networks import ContentionFreeNetwork
+from trioflow.network.networks import ContentionFreeNetwork, Flow
 
 EXTRA_S = 20e-6
 """What we see on our switch before a message moves [s]."""

@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 from page_numbers import STEPS, SURVIVAL, describe_clusters
 from trioflow.base.errors import InputError, TableError
-from trioflow.parallel.memory import survival as shipped
-from trioflow.parallel.memory.survival import Survival
+from trioflow.parallel.memory import peak as shipped
+from trioflow.parallel.memory.peak import Survival
 from trioflow.tables import write_table
 from trioflow_evaluation.clusters import bridge
 from trioflow_evaluation.clusters import scores as survival

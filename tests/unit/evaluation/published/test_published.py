@@ -20,7 +20,7 @@ from trioflow import tables
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.experiments import load_imports
 from trioflow.costmodel.operators.model import load_operator_model, shipped_operator_models
-from trioflow.hardware.device_sheet import load_device
+from trioflow.hardware.machine import load_device
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.report.attribution import CAUSES
 from trioflow.report.attribution_section import draw_tornado, summarise_changes

@@ -9,7 +9,7 @@ import pytest
 from trioflow import tables
 from trioflow.base.errors import TableError
 from trioflow.costmodel.collectives.model import CollectiveTime
-from trioflow.costmodel.operators.half_tables import shipped_tensor_products
+from trioflow.costmodel.operators.precision import shipped_tensor_products
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Link, Platform, name_rank_node
 from trioflow.parallel.schedules.build import build_schedule

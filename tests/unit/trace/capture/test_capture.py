@@ -3,7 +3,7 @@ import os
 import pytest
 from trioflow.base.errors import InputError, MeasurementError
 from trioflow.base.provenance import read_json
-from trioflow.trace.capture.rank_process import exclusive_measurement
+from trioflow.trace.capture.workload import exclusive_measurement
 
 torch = pytest.importorskip("torch", reason="capture needs torch (extra [capture])")
 
@@ -18,7 +18,7 @@ def test_the_environment_says_what_ran_where(raw_transformer):
 
 
 def test_pinning_is_undone():
-    from trioflow.trace.capture.rank_process import pinned_to
+    from trioflow.trace.capture.workload import pinned_to
 
     before, threads = os.sched_getaffinity(0), torch.get_num_threads()
     torch.set_num_threads(2)
@@ -34,7 +34,7 @@ def test_pinning_is_undone():
 
 
 def test_too_few_cores_are_said_not_refused():
-    from trioflow.trace.capture.rank_process import pinned_to
+    from trioflow.trace.capture.workload import pinned_to
 
     cores = os.sched_getaffinity(0)
     try:
@@ -47,7 +47,7 @@ def test_too_few_cores_are_said_not_refused():
 
 
 def test_missing_affinity_is_said_not_refused(monkeypatch):
-    from trioflow.trace.capture.rank_process import pinned_to
+    from trioflow.trace.capture.workload import pinned_to
 
     monkeypatch.delattr(os, "sched_getaffinity")
     with pinned_to(0) as (core, warnings):
@@ -113,7 +113,7 @@ def test_freed_memory_stays_mapped():
 
     code = """
 import resource, torch
-from trioflow.trace.capture.rank_process import keep_freed_memory
+from trioflow.trace.capture.workload import keep_freed_memory
 print(keep_freed_memory())
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -7,7 +7,7 @@ from math import prod
 import pytest
 from same_model import ProportionalModel
 from trioflow.base.errors import TraceError
-from trioflow.costmodel.steps import Anchoring
+from trioflow.costmodel.uncertainty import Anchoring
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
 from trioflow.trace.importers.neusight import import_neusight, recognise

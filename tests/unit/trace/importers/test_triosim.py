@@ -269,7 +269,7 @@ def test_a_trace_without_any_time_is_refused(tmp_path):
 
 
 def test_absurd_work_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("trioflow.trace.consistency.MOST_WORK", CONVOLUTION)
+    monkeypatch.setattr("trioflow.trace.store.MOST_WORK", CONVOLUTION)
     with pytest.raises(TraceError, match=r"row 0, column flop: .* of 'aten::conv2d' is more than any step"):
         import_triosim(write_files(tmp_path / "huge"), OPTIONS)
 

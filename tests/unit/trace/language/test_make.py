@@ -13,12 +13,11 @@ from trioflow.parallel.plan import make_plan
 from trioflow.parallel.splits.pipeline import find_gradients, list_added_gradients, list_parameters
 from trioflow.parallel.splits.tensor_parallel import split_operators
 from trioflow.parallel.splits.vocabulary import prepare_split
-from trioflow.trace.consistency import tensor_bytes
 from trioflow.trace.language import make
 from trioflow.trace.language.megatron import read_megatron
 from trioflow.trace.language.read import published_models
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
-from trioflow.trace.store import Trace, load_trace
+from trioflow.trace.store import Trace, load_trace, tensor_bytes
 
 pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")
 

@@ -13,13 +13,11 @@ from profiled_events import event, load
 from trioflow.base.errors import TableError, TraceError
 from trioflow.costmodel.features import class_of_name
 from trioflow.tables import read_table, records, write_table
-from trioflow.trace.consistency import tensor_bytes
 from trioflow.trace.profile.events import Event, busy_ns, charge_kernels, span_ns
 from trioflow.trace.profile.kineto import read_profile
-from trioflow.trace.profile.merge import merge_trace, merge_trace_folder
-from trioflow.trace.profile.observe import observe_step
+from trioflow.trace.profile.merge import merge_trace, merge_trace_folder, observe_step
 from trioflow.trace.profile.steps import EVENT_NS, StepTimes, find_spans, measure_repeats, times_of_step
-from trioflow.trace.store import load_trace
+from trioflow.trace.store import load_trace, tensor_bytes
 
 TRACES = ["transformer_trace", "cnn_trace", "bert_trace"]
 

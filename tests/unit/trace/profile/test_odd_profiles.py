@@ -10,7 +10,7 @@ from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.profile import execution_trace as link
 from trioflow.trace.profile.events import Event, charge_apart, is_communication
-from trioflow.trace.profile.observe import observe_step
+from trioflow.trace.profile.merge import observe_step
 from trioflow.trace.profile.steps import times_of_step
 
 SAID = ImportOptions(gpu="chip", batch=8, precision="fp32")

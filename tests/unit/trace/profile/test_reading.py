@@ -17,7 +17,7 @@ from small_step import small_step
 from trioflow.base.errors import TraceError
 from trioflow.trace.importers.detect import import_trace
 from trioflow.trace.importers.options import ImportOptions
-from trioflow.trace.profile import json_stream, kineto
+from trioflow.trace.profile import kineto
 from trioflow.trace.profile.kineto import CODES, NUMBERS, read_profile
 from trioflow.trace.profile.profiler_fields import element_bytes, element_type, noted_bytes
 
@@ -41,7 +41,7 @@ EVENT = {
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(json_stream, "BLOCK", 2000)
+    monkeypatch.setattr(kineto, "BLOCK", 2000)
 
 
 def write(tmp_path, text):

@@ -40,7 +40,7 @@ def build(row, **changes):
 
 
 def step_of(row, batch=4, **changes):
-    from trioflow.trace.capture.training_step import TrainingStep
+    from trioflow.trace.capture.workload import TrainingStep
 
     workload = build(row, **changes)
     return TrainingStep(workload, workload.model, batch, CPU, 0)
@@ -187,7 +187,7 @@ def test_a_step_lowers_the_loss_of_its_batch():
 
 @pytest.mark.parametrize("inputs", [torch.ones(2), (torch.ones(2),), {"x": torch.ones(2)}])
 def test_inputs_reach_the_model_as_they_are_meant(inputs):
-    from trioflow.trace.capture.training_step import call_model
+    from trioflow.trace.capture.workload import call_model
 
     class Double(torch.nn.Module):
         def forward(self, x):
@@ -221,7 +221,7 @@ def test_stages_compute_what_the_whole_model_computes(name):
 @pytest.mark.parametrize("name", ["gpt2", "bert", "llama", "t5", "flan"])
 def test_attention_without_masks_is_the_library_s_own(name):
     """Neither padded nor packed: the model as transformers builds it gives the same scores."""
-    from trioflow.trace.capture.training_step import call_model
+    from trioflow.trace.capture.workload import call_model
 
     workload = build(replace(ROWS["gpt2"], model=f"tiny-{name}", sequence=8))
     model = workload.model.eval()
@@ -233,5 +233,5 @@ def test_attention_without_masks_is_the_library_s_own(name):
 
 
 def test_a_machine_that_only_captures_needs_no_schema_checker():
-    code = "import sys; sys.modules['jsonschema'] = None; import trioflow.trace.capture.training_step"
+    code = "import sys; sys.modules['jsonschema'] = None; import trioflow.trace.capture.workload"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,7 +12,7 @@ import pytest
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.experiments import load_workloads
 from trioflow.base.settings import FAMILIES, OPTIMIZERS, PRECISIONS, SIZES
-from trioflow.trace.flops import count_flop
+from trioflow.trace.tensors import count_flop
 from trioflow.trace.workloads.catalog import CATALOG, change_workload, find_workload
 
 torch = pytest.importorskip("torch", reason="workloads need torch (extra [capture])")
@@ -79,7 +79,7 @@ class OwnCount(TorchDispatchMode):
 
 def count(workload, backward=False):
     """FLOPs of a forward, or of a forward and backward: PyTorch's count and our own."""
-    from trioflow.trace.capture.training_step import call_model
+    from trioflow.trace.capture.workload import call_model
 
     inputs, targets = workload.make_batch(BATCH, 0, "meta")
     with OwnCount() as own, FlopCounterMode(display=False) as theirs, torch.set_grad_enabled(backward):
@@ -217,7 +217,7 @@ def test_our_own_count_of_a_step_is_pytorch_s(name, changes):
 
 @pytest.mark.parametrize("name", CNNS)
 def test_published_facts_of_images_are_torchvision_s_own(name):
-    from trioflow.trace.workloads.torchvision_models import import_torchvision_models
+    from trioflow.trace.workloads.recipe import import_torchvision_models
 
     meta = import_torchvision_models().get_model_weights(ROWS[name].model).IMAGENET1K_V1.meta
     assert int(FACTS[name]["parameters"]) == meta["num_params"]

@@ -62,7 +62,7 @@ def build(target, **changes):
 
 
 def run_step(workload, batch=4):
-    from trioflow.trace.capture.training_step import TrainingStep
+    from trioflow.trace.capture.workload import TrainingStep
 
     step = TrainingStep(workload, workload.model, batch, torch.device("cpu"), 0)
     before = [p.detach().clone() for p in workload.model.parameters()]

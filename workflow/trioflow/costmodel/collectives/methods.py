@@ -24,7 +24,7 @@ from trioflow.costmodel.collectives.model import (
 )
 from trioflow.costmodel.collectives.nccl import Calibration, NcclMachine, calibrate, choose, load_constants
 from trioflow.costmodel.features import Floats
-from trioflow.costmodel.least_squares import choose_least, rounded, solve_nonnegative
+from trioflow.costmodel.operators.curves import choose_least, rounded, solve_nonnegative
 
 METHODS = ("measured", "nccl", "alpha-beta", "one-bandwidth")
 SHAPES = ("linear", "nccl", "both")

@@ -3,6 +3,8 @@
 One measured curve: the time of a collective over the size of its message.
 
 Samples of collectives reduced to points, one time a message size, few enough to ship; curves through them.
+
+Collectives measured over whole nodes of a cluster, and the files of them that ship.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,12 +20,12 @@ import numpy as np
 import pandas as pd
 
 from trioflow.base.errors import InputError, TableError
-from trioflow.base.provenance import stamp, write_json
+from trioflow.base.provenance import read_json, stamp, write_json
 from trioflow.base.units import NS_PER_S, ns_to_s
 from trioflow.costmodel.features import Floats
-from trioflow.costmodel.intervals import COVERAGE, WIDEST_FACTOR
-from trioflow.costmodel.least_squares import choose_least, rounded, solve, solve_nonnegative
-from trioflow.costmodel.operators.model import read_content
+from trioflow.costmodel.operators.curves import choose_least, rounded, solve, solve_nonnegative
+from trioflow.costmodel.operators.model import SHIPPED_MODELS, read_content
+from trioflow.costmodel.uncertainty import COVERAGE, WIDEST_FACTOR
 from trioflow.tables import COLLECTIVE_SAMPLES, LOST_NS
 
 INTERPOLATIONS = ("log", "linear")
@@ -553,4 +556,58 @@ def _model_from_json(content: dict[str, Any]) -> CollectiveCostModel:
         comparison={
             str(name): None if error is None else float(error) for name, error in content["comparison"].items()
         },
+    )
+
+
+NODES_FILE = "between_nodes.json"
+
+
+@dataclass(frozen=True)
+class NodeCurve:
+    """Times of one collective over whole nodes [s]: median, and 5 and 95 % of the runs."""
+
+    nodes: tuple[int, ...]
+    time_s: tuple[float, ...]
+    low_s: tuple[float, ...]
+    high_s: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class BetweenNodes:
+    """Collectives over whole nodes of a cluster."""
+
+    platform: str
+    ranks_per_node: int  # Of the nodes
+    message_bytes: float  # As in ``tables.TASKS`` [bytes]
+    curves: Mapping[str, NodeCurve]  # By collective
+
+    @property
+    def most_nodes(self) -> int:
+        """Nodes beyond which no collective was measured."""
+        return max(curve.nodes[-1] for curve in self.curves.values())
+
+    def spread(self, collective: str, nodes: int) -> tuple[float, float]:
+        """Return the band over the median, on lines between the logarithms of the nodes measured."""
+        curve = self.curves[collective]
+        places, middle = np.log2(curve.nodes), np.array(curve.time_s)
+        low, high = (
+            float(np.exp(np.interp(np.log2(nodes), places, np.log(np.array(ends) / middle))))
+            for ends in (curve.low_s, curve.high_s)
+        )
+        return min(low, 1.0), max(high, 1.0)
+
+
+@cache
+def find_between_nodes(name: str) -> BetweenNodes | None:
+    """Return what ships of a platform; None where nothing was measured between its nodes."""
+    path = SHIPPED_MODELS / name / NODES_FILE
+    if not path.exists():
+        return None
+    content: dict[str, Any] = read_json(path)
+    curves = {
+        str(key): NodeCurve(**{part: tuple(values) for part, values in entry.items()})
+        for key, entry in content["curves"].items()
+    }
+    return BetweenNodes(
+        str(content["platform"]), int(content["ranks_per_node"]), float(content["message_bytes"]), curves
     )

@@ -17,7 +17,7 @@ import pandas as pd
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import PACKAGE, read_json
 from trioflow.costmodel.features import Floats
-from trioflow.costmodel.least_squares import choose_least
+from trioflow.costmodel.operators.curves import choose_least
 
 _CONSTANTS = PACKAGE / "data" / "nccl_constants.json"
 _PROTOCOLS = ("ll", "ll128", "simple")

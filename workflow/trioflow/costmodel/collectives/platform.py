@@ -50,8 +50,8 @@ from trioflow.costmodel.collectives.model import (
 )
 from trioflow.costmodel.collectives.nccl import Calibration, NcclMachine
 from trioflow.costmodel.features import Floats
-from trioflow.costmodel.intervals import WIDEST_FACTOR
 from trioflow.costmodel.operators.model import read_content
+from trioflow.costmodel.uncertainty import WIDEST_FACTOR
 
 KIND = "platform_collectives"
 FORMAT = 1

@@ -18,15 +18,12 @@ from trioflow.base.errors import InputError, TraceError
 from trioflow.base.provenance import PACKAGE, stamp, write_json
 from trioflow.base.settings import PRECISIONS
 from trioflow.base.units import s_to_ns
-from trioflow.costmodel.features import FEATURES, Floats
-from trioflow.costmodel.interface import RowModel
-from trioflow.costmodel.intervals import ASSUMED_FACTOR, StepBand, combine_intervals
+from trioflow.costmodel.features import FEATURES, Floats, RowModel
 from trioflow.costmodel.new_gpu.rules import DEFAULT_RULE, Exponents, apply_rule, key_of, size_rows
 from trioflow.costmodel.operators.class_curves import ANY, NOTHING_S
-from trioflow.costmodel.operators.model import read_content
-from trioflow.costmodel.operators.resizing import rescale_rows, resize_rows, with_times
-from trioflow.costmodel.steps import anchor_step
-from trioflow.hardware.device_sheet import DeviceSheet, find_device
+from trioflow.costmodel.operators.model import read_content, rescale_rows, resize_rows, with_times
+from trioflow.costmodel.uncertainty import ASSUMED_FACTOR, StepBand, anchor_step, combine_intervals
+from trioflow.hardware.machine import DeviceSheet, find_device
 from trioflow.trace.facts import NAMES, UNTIMED, Facts
 from trioflow.trace.store import Trace
 

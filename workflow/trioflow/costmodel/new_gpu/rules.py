@@ -11,10 +11,10 @@ import pandas as pd
 from trioflow.base.errors import TableError
 from trioflow.base.plugins import list_plugins, load_plugin
 from trioflow.costmodel.features import FEATURES, Floats, base_class, classify, feature_matrix
-from trioflow.costmodel.intervals import SHORTEST_S
 from trioflow.costmodel.operators.class_curves import ANY, recorded_times
 from trioflow.costmodel.operators.products import PRODUCTS, product_columns
-from trioflow.hardware.device_sheet import FALLBACK_PRECISION, DeviceSheet
+from trioflow.costmodel.uncertainty import SHORTEST_S
+from trioflow.hardware.machine import FALLBACK_PRECISION, DeviceSheet
 
 TENSOR_CLASSES = frozenset({"gemm", "convolution", "convolution_backward", "attention"})
 """Classes whose arithmetic runs on tensor cores where precision and device have them."""

@@ -18,13 +18,10 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.base.errors import InputError, TableError
-from trioflow.base.provenance import PACKAGE
-from trioflow.base.shipped import read_table
+from trioflow.base.provenance import PACKAGE, read_table
 from trioflow.base.units import NS_PER_S
-from trioflow.costmodel.features import FEATURES, HOST_ONLY, Floats, base_class, classify, feature_matrix
-from trioflow.costmodel.interface import TraceLike
-from trioflow.costmodel.least_squares import choose_least
-from trioflow.costmodel.operators.curves import Curve, driver_of, fit_curve
+from trioflow.costmodel.features import FEATURES, HOST_ONLY, Floats, TraceLike, base_class, classify, feature_matrix
+from trioflow.costmodel.operators.curves import Curve, choose_least, driver_of, fit_curve
 from trioflow.costmodel.operators.products import PRODUCT_CLASSES, PRODUCTS, product_columns, work_matrix
 
 Names = npt.NDArray[np.object_]

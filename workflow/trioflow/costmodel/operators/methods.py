@@ -18,9 +18,16 @@ import pandas as pd
 
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.units import ns_to_s
-from trioflow.costmodel.features import FEATURES, HOST_ONLY, Floats, base_class, feature_matrix
-from trioflow.costmodel.interface import OperatorModel, TraceLike, find_operator_model
-from trioflow.costmodel.intervals import ASSUMED, ASSUMED_FACTOR, HeldOut, fit_bands, fit_step_band, hold_out
+from trioflow.costmodel.features import (
+    FEATURES,
+    HOST_ONLY,
+    Floats,
+    OperatorModel,
+    TraceLike,
+    base_class,
+    feature_matrix,
+    find_operator_model,
+)
 from trioflow.costmodel.operators.class_curves import (
     SAME_WORK,
     ClassCurve,
@@ -38,7 +45,8 @@ from trioflow.costmodel.operators.class_curves import (
 )
 from trioflow.costmodel.operators.model import METHODS, OperatorCostModel, class_errors, fit_operator_model, fit_table
 from trioflow.costmodel.operators.products import PRODUCT_CLASSES, PRODUCTS, work_matrix
-from trioflow.hardware.device_sheet import FALLBACK_PRECISION, find_device
+from trioflow.costmodel.uncertainty import ASSUMED, ASSUMED_FACTOR, HeldOut, fit_bands, fit_step_band, hold_out
+from trioflow.hardware.machine import FALLBACK_PRECISION, find_device
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ flows start with it or, if they are messages of an algorithm, each when the mess
 ends at once. Events at the same time run in this order: ends of flows by ``flow_id``, ends of tasks, starts. When and
 where tasks run does not depend on these ties: a stream's order is fixed by the graph.
 
-Flows share links in a max-min fair way (``network.fair_share``); rates change only when a flow begins to move bytes or
+Flows share links in a max-min fair way (``network.networks``); rates change only when a flow begins to move bytes or
 ends, and only of flows that share links with it, directly or through others.
 
 A heap here is a binary heap whose items can be moved, with a queue beside it: items pushed in ascending order, as all

@@ -19,13 +19,10 @@ import numpy as np
 from trioflow.base.errors import InputError, SimulationError, how_to_install
 from trioflow.engine.compiled import kernels
 from trioflow.engine.compiled.state import EVENTS, PIECE, PIECES, RESHARED, make_plain, make_state, settle_rows
-from trioflow.engine.exchanges import Plan
-from trioflow.engine.program import Execution, Pieces, Program, explain_deadlock
+from trioflow.engine.program import ExchangePlan, Execution, Pieces, Program, explain_deadlock
 from trioflow.network.collectives import CollectiveFlows
-from trioflow.network.fair_share import FairShareNetwork
-from trioflow.network.interface import NEVER_S, Flow, check_flow
 from trioflow.network.message_planner import CollectiveRounds
-from trioflow.network.networks import AnyNetwork, ContentionFreeNetwork
+from trioflow.network.networks import NEVER_S, AnyNetwork, ContentionFreeNetwork, FairShareNetwork, Flow, check_flow
 
 _ROOM = 2
 """Pieces of flows for which there is room at first, for every event of a program."""
@@ -164,7 +161,7 @@ def _read_pieces(state: Any) -> Pieces:
     return Pieces(kept["flow_id"].copy(), plan, kept["flow"] - first[plan], *columns)
 
 
-def _check_flows(plan: Plan) -> None:
+def _check_flows(plan: ExchangePlan) -> None:
     """Refuse a plan with a flow that no network could finish; see ``interface.check_flow``."""
     if isinstance(plan, CollectiveRounds):
         return

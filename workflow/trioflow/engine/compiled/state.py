@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trioflow.engine.exchanges import Plan
-from trioflow.engine.program import Floats, Ints, Program, count_up
+from trioflow.engine.program import ExchangePlan, Floats, Ints, Program, count_up
 from trioflow.network.collectives import CollectiveFlows
-from trioflow.network.fair_share import FlowShape
-from trioflow.network.interface import NEVER_S
 from trioflow.network.message_planner import CollectiveMessages, CollectiveRounds, MessagePattern
+from trioflow.network.networks import NEVER_S, FlowShape
 
 NOWHERE = -1
 
@@ -255,7 +253,7 @@ class _Traffic:
     room: Ints
 
 
-def _gather_traffic(plans: list[Plan]) -> _Traffic:
+def _gather_traffic(plans: list[ExchangePlan]) -> _Traffic:
     """Lay out plans one after the other; what several have in common, once."""
     made = _fill(PLAN, len(plans), pattern=NOWHERE, free_waits=NOWHERE)
     flows, hops = _gather_flows(plans, made)
@@ -277,7 +275,7 @@ def _measure_room(plan: CollectiveFlows | CollectiveMessages) -> tuple[int, int,
     return len(hops), int(hops.sum()), table.joins, len(table.pair_of)
 
 
-def _gather_flows(plans: list[Plan], made: Any) -> tuple[Any, Ints]:
+def _gather_flows(plans: list[ExchangePlan], made: Any) -> tuple[Any, Ints]:
     """Return the flows of all plans, or the pairs of their messages; and the links of all routes."""
     counts = [0 if isinstance(plan, CollectiveRounds) else len(plan.shape.pairs) for plan in plans]
     first_flows = count_up(np.array(counts, dtype=np.int64))
@@ -302,7 +300,7 @@ def _gather_flows(plans: list[Plan], made: Any) -> tuple[Any, Ints]:
     return flows, np.concatenate(hops)
 
 
-def _gather_patterns(plans: list[Plan], made: Any) -> tuple[Any, Any, NDArray[np.int32]]:
+def _gather_patterns(plans: list[ExchangePlan], made: Any) -> tuple[Any, Any, NDArray[np.int32]]:
     """Return patterns, their messages, and which messages wait for each."""
     numbers: dict[MessagePattern, int] = {}
     for place, plan in enumerate(plans):
@@ -325,7 +323,7 @@ def _gather_patterns(plans: list[Plan], made: Any) -> tuple[Any, Any, NDArray[np
     return patterns, messages, np.concatenate([*found, np.zeros(0, dtype=np.int32)])
 
 
-def _gather_rounds(plans: list[Plan], made: Any) -> tuple[Any, Any]:
+def _gather_rounds(plans: list[ExchangePlan], made: Any) -> tuple[Any, Any]:
     """Return the rounds of all plans that have some, and the links that they cross."""
     chosen = [(place, plan) for place, plan in enumerate(plans) if isinstance(plan, CollectiveRounds)]
     places = [place for place, _ in chosen]

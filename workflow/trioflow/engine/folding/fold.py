@@ -1,4 +1,10 @@
-"""Identical ranks executed once, where that changes no bit of the result.
+"""Identical ranks executed once: one task, flow and link for each class of them.
+
+What classes of exchanges put on the network: one flow for each class of flows.
+
+Flows and links that are alike: the coarsest division in which all of a class do the same.
+
+Identical ranks executed once, where that changes no bit of the result.
 
 A folded run executes a *quotient* of the simulated system: one task for each class of tasks, one exchange for each
 class of exchanges, one flow for each class of flows, one link for each class of links. It says what the whole system
@@ -6,7 +12,7 @@ does under this condition.
 
 *Ranks.* Ranks of a class have the same tasks in the same order, of the same durations, with the same dependencies, none
 of them on other ranks. Where one takes part in an exchange, all do, each in an exchange of its own group, at the same
-place of its program; the groups of one family have as many members of each class (see ``parallel.folded.Fold``). All
+place of its program; the groups of one family have as many members of each class (see ``parallel.task_graph.Fold``). All
 ranks of a class are equally fast.
 
 *Costs.* The planner makes the same of every group of a family: as many flows, with the same sizes, latencies and caps;
@@ -50,22 +56,500 @@ flows are not of one class, and those of different groups of a family differ in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trioflow.base.errors import SimulationError
 from trioflow.base.machine_memory import find_available_bytes
 from trioflow.base.units import format_bytes, format_count
-from trioflow.engine.exchanges import ExchangeRows, Exchanges, Plan, Planner
-from trioflow.engine.folding.traffic import CannotFoldError, FoldedTraffic, GroupsDifferError, fold_plans
-from trioflow.engine.program import Case, Ints, Program, build_program, change_case, check_scale
-from trioflow.hardware.machine import Link, Platform
-from trioflow.network.fair_share import FairShareNetwork
-from trioflow.network.networks import AnyNetwork, ContentionFreeNetwork
-from trioflow.parallel.folded import Fold, split_fold
+from trioflow.engine.program import (
+    Case,
+    ExchangePlan,
+    ExchangeRows,
+    Exchanges,
+    Floats,
+    Ints,
+    Planner,
+    Program,
+    build_program,
+    change_case,
+    check_scale,
+    count_up,
+)
+from trioflow.hardware.machine import Link, Platform, narrow_links
+from trioflow.network.collectives import CollectiveFlows
+from trioflow.network.message_planner import CollectiveMessages
+from trioflow.network.networks import AnyNetwork, ContentionFreeNetwork, FairShareNetwork, FlowShape
+from trioflow.network.routing import Router
+from trioflow.parallel.task_graph import Family, Fold, split_fold
+
+Words = NDArray[np.uint64]
+
+MOST_ROUNDS = 100
+"""Rounds after which a division that still gets finer is given up: little would be alike."""
+
+
+@dataclass(frozen=True, eq=False)
+class Crossings:
+    """Which flows cross which links, and what is alike among them.
+
+    All flows of a class cross as many links of each class, and all links of a class are as wide and are crossed by as
+    many flows of each class.
+    """
+
+    # Flow and link of each crossing, flow by flow in the order of its way [crossings]
+    flow: Ints
+    link: Ints
+    flow_class: Ints  # class of each flow [flows]
+    link_class: Ints  # class of each link, -1 for one that no flow crosses [links]
+
+    def count_classes(self) -> tuple[Ints, Ints, Ints]:
+        """Return flow class, link class and how many flows of the one cross a link of the other."""
+        stand_in = _find_firsts(self.link_class)
+        one = stand_in[self.link_class[self.link]] == self.link
+        width = int(self.link_class.max(initial=0)) + 1
+        keys = self.flow_class[self.flow[one]] * width + self.link_class[self.link[one]]
+        found, counts = np.unique(keys, return_counts=True)
+        return found // width, found % width, counts.astype(np.int64)
+
+
+def divide(flow: Ints, link: Ints, flow_kind: Ints, capacities: Floats) -> Crossings | None:
+    """Divide flows and links into as few classes as possible; see ``Crossings``.
+
+    ``flow`` and ``link`` are of each crossing; flows of different ``flow_kind`` are in different classes. Returns none
+    where the division does not come to rest within ``MOST_ROUNDS``.
+
+    Partition refinement: links are divided by the classes of the flows that cross them, flows by the classes of the
+    links on their way, until nothing changes. The classes seen by each are added up as hashes; that the result holds is
+    then checked without hashes.
+
+    References: R. Paige, R. E. Tarjan, Three Partition Refinement Algorithms, SIAM Journal on Computing 16(6), 1987,
+    doi:10.1137/0216062.
+    """
+    used = np.unique(link)
+    place = np.searchsorted(used, link)
+    links = np.unique(capacities[used], return_inverse=True)[1]
+    flows = np.unique(flow_kind, return_inverse=True)[1]
+    before = (0, 0)
+    for _ in range(MOST_ROUNDS):
+        links = _divide_classes(links, place, flows[flow])
+        flows = _divide_classes(flows, flow, links[place])
+        now = (int(links.max(initial=0)), int(flows.max(initial=0)))
+        if now == before:
+            break
+        before = now
+    else:
+        return None
+    if not (_is_even(links, place, flows[flow]) and _is_even(flows, flow, links[place])):
+        return None
+    link_class = np.full(len(capacities), -1, dtype=np.int64)
+    link_class[used] = links
+    return Crossings(flow, link, flows.astype(np.int64), link_class)
+
+
+def mix(words: NDArray[np.integer]) -> Words:
+    """Scramble whole numbers so that sums of different collections differ.
+
+    References: G. L. Steele, D. Lea, C. H. Flood, OOPSLA 2014, doi:10.1145/2660193.2660195 (splittable random numbers).
+    """
+    mixed = words.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def add_up(owner: Ints, words: Words, owners: int) -> Words:
+    """Return the sum of the words of each owner [owners], beyond 64 bits left out."""
+    found = np.zeros(owners, dtype=np.uint64)
+    np.add.at(found, owner, words)
+    return found
+
+
+def _divide_classes(classes: Ints, owner: Ints, seen: Ints) -> Ints:
+    """Divide classes further by what their members see."""
+    total = add_up(owner, mix(seen), len(classes))
+    found: Ints = np.unique(mix(classes) + mix(total), return_inverse=True)[1]
+    return found
+
+
+def _find_firsts(classes: Ints) -> Ints:
+    """Return the first member of each class [classes]; negative ones are none."""
+    found, firsts = np.unique(classes, return_index=True)
+    firsts = firsts[found >= 0]
+    return firsts.astype(np.int64)
+
+
+def _is_even(classes: Ints, owner: Ints, seen: Ints) -> bool:
+    """Check that all members of a class see equal collections."""
+    order = np.lexsort((seen, owner))
+    owner, seen = owner[order], seen[order]
+    counts = np.bincount(owner, minlength=len(classes))
+    starts = np.cumsum(counts) - counts
+    first = _find_firsts(classes)[classes]
+    if (counts != counts[first]).any():
+        return False
+    like = starts[first[owner]] + np.arange(len(owner)) - starts[owner]
+    return bool((seen == seen[like]).all())
+
+
+class GivenRoutes(Router):
+    """Routes that are given, over links that need not join up: one link stands for many.
+
+    A link that several flows of a class share comes as often as they are.
+    """
+
+    def __init__(self, links: Sequence[Link], routes: Mapping[tuple[str, str], tuple[int, ...]]) -> None:
+        super().__init__(links)
+        self._given = dict(routes)
+
+    def route(self, source: str, target: str) -> tuple[int, ...]:
+        """Return the links of a flow."""
+        return self._given[source, target]
+
+
+def name_ends(number: int) -> tuple[str, str]:
+    """Return the names of the ends of a class of flows."""
+    return f"class {number}", f"end of class {number}"
+
+
+def make_class_links(classes: Iterable[int], capacities: Floats) -> list[Link]:
+    """Return a link for each class, as wide as its links."""
+    return [
+        Link(f"links {number}", f"end of links {number}", float(width), 0.0)
+        for number, width in zip(classes, capacities, strict=True)
+    ]
+
+
+Asked = tuple[str, int, int]
+"""Collective, size and number of a family."""
+Planned = CollectiveFlows | CollectiveMessages
+
+
+class CannotFoldError(Exception):
+    """Why identical ranks cannot be executed once; nothing is wrong with the graph."""
+
+
+class GroupsDifferError(CannotFoldError):
+    """Groups of some families are not done alike; ``of_group`` has equal numbers for those that are [groups]."""
+
+    def __init__(self, reason: str, of_group: Mapping[int, Ints]) -> None:
+        super().__init__(reason)
+        self.of_group = of_group
+
+
+@dataclass(frozen=True, eq=False)
+class SlackCrossings:
+    """Flows on links that take no part in sharing: no class of links stands for those.
+
+    A class of such flows crosses a link of its own, which counts the bytes of one of them.
+    """
+
+    link: Ints  # link of each crossing [crossings]
+    counter: Ints  # place of its flow's counting link, among those of the classes [crossings]
+
+
+@dataclass(frozen=True, eq=False)
+class FoldedTraffic:
+    """Plans of classes of exchanges, and the classes of links that they cross."""
+
+    plans: list[list[Planned]]  # by each planner, one for each class of exchanges
+    links: list[Link]  # one for each class of links
+    # Which flows and links are alike; None where no two are, so that flows and links are those of the whole system
+    crossings: Crossings | None
+    warnings: list[str]  # what the planner warns of, without repeats
+    slack: SlackCrossings | None = None  # flows over links that take no part in sharing
+
+    def narrow(self, factor: float) -> FoldedTraffic:
+        """Return the same over links that are narrower by a factor; plans are stretched elsewhere."""
+        return replace(self, links=list(narrow_links(self.links, factor)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Ways:
+    """Where the groups of a family send, in collectives of one kind.
+
+    Groups that lie alike, on nodes and on links, are planned alike, whatever they do: routes of equal latencies and
+    widths that share links in the same places, of ranks that share nodes in the same places.
+    """
+
+    hops: Ints  # links of all routes, one after the other [crossings]
+    lengths: Ints  # links of each route [flows]
+    code: Ints  # equal numbers for groups that lie alike [groups]
+    examples: list[tuple[int, ...]]  # the first group of each code [codes]
+
+
+def _find_ways(
+    planner: Planner, collective: str, size: int, groups: Sequence[Sequence[int]], kinds: list[int]
+) -> _Ways:
+    """Return where groups send; ``kinds`` are equal numbers for links alike in themselves [links]."""
+    per_node = planner.ranks_per_node
+    hops: list[int] = []
+    lengths: list[int] = []
+    code: list[int] = []
+    codes: dict[object, int] = {}
+    examples = []
+    for group in map(tuple, groups):
+        shape = planner.shape(collective, size, group)
+        crossed = [link for route in shape.routes for link in route]
+        long = tuple(map(len, shape.routes))
+        places: dict[int, int] = {}
+        shared = tuple([places.setdefault(link, len(places)) for link in crossed])
+        nodes: dict[int, int] = {}
+        lies = per_node and tuple([nodes.setdefault(r // per_node, len(nodes)) for r in group])
+        said = (long, shared, tuple([kinds[link] for link in crossed]), lies)
+        if said not in codes:
+            codes[said] = len(codes)
+            examples.append(group)
+        code.append(codes[said])
+        hops += crossed
+        lengths += long
+    arrays = [np.array(one, dtype=np.int64) for one in (hops, lengths, code)]
+    return _Ways(arrays[0], arrays[1], arrays[2], examples)
+
+
+@dataclass(eq=False)
+class _Bundle:
+    """Flows of the groups of one family, of one kind: the same for exchanges of any size.
+
+    ``first`` is the number of its first flow, ``numbers`` what plans say of each flow of the groups of each code
+    [codes, pairs, plans x 3].
+    """
+
+    family: int
+    ways: _Ways
+    pairs: int
+    first: int = 0
+    numbers: list[Floats] = field(default_factory=list)
+    apart: bool = False
+
+
+def fold_plans(
+    asked: Sequence[Asked],
+    families: Sequence[Family],
+    planners: Sequence[Planner],
+    links: Sequence[Link],
+    slack: frozenset[int] = frozenset(),
+) -> FoldedTraffic:
+    """Plan the exchanges of all groups, and keep one flow of each class.
+
+    Raises GroupsDifferError when groups of a family differ in cost or in the links that they cross; CannotFoldError
+    when hardly any links are alike.
+
+    ``asked``: collective, size [bytes] and family of each class of exchanges. ``planners``: they make the same flows,
+    of other sizes and speeds, and find the same alike; warnings are the first's. ``slack``: links that take no part in
+    sharing, and so make no flows differ.
+    """
+    bundles: dict[tuple[int, object], _Bundle] = {}
+    ways_of: dict[tuple[int, object], _Ways] = {}
+    numbers: dict[tuple[float, float], int] = {}
+    speeds = [(link.latency_s, link.bandwidth_bytes_per_s) for link in links]
+    kinds = [numbers.setdefault(speed, len(numbers)) for speed in speeds]
+    chosen: list[tuple[list[Planned], _Bundle | None]] = []
+    warnings: dict[str, None] = {}
+    differences = _Differences()
+    for collective, size, number in asked:
+        groups = families[number].groups.tolist()
+        key = number, planners[0].kind(collective, size)
+        if key not in ways_of:
+            ways_of[key] = _find_ways(planners[0], collective, size, groups, kinds)
+        ways = ways_of[key]
+        by_planner = [[one.build(collective, size, g) for g in ways.examples] for one in planners]
+        built = by_planner[0]
+        warnings.update((plan.warning, None) for plan in built if plan.warning)
+        said = [tuple(map(_summarize_plan, plans)) for plans in zip(*by_planner, strict=True)]
+        differences.add(number, said, ways.code, collective, groups)
+        plan, *_ = plans = [one[0] for one in by_planner]
+        if not plan.flow_count:
+            chosen.append((plans, None))
+            continue
+        if number in differences.of_group:
+            continue
+        if key not in bundles:
+            bundles[key] = _Bundle(number, ways, len(plan.shape.pairs))
+        bundle = bundles[key]
+        bundle.numbers += map(_read_numbers, by_planner)
+        bundle.apart |= isinstance(plan, CollectiveMessages)
+        chosen.append((plans, bundle))
+    differences.check()
+    if all(bundle.apart and len(bundle.ways.code) == 1 for bundle in bundles.values()):
+        # Every flow would be a class of its own.
+        whole = _by_planner([plans for plans, _ in chosen], planners)
+        return FoldedTraffic(whole, list(links), None, list(warnings))
+    crossings, passing = _divide(list(bundles.values()), families, links, slack)
+    router, passed = _make_ways(crossings, passing, links)
+    made = {id(bundle): _fold_shape(bundle, crossings, router) for bundle in bundles.values()}
+    folded = [
+        plans if bundle is None else [_fold_plan(plan, *made[id(bundle)]) for plan in plans] for plans, bundle in chosen
+    ]
+    plans_of = _by_planner(folded, planners)
+    return FoldedTraffic(plans_of, list(router.links), crossings, list(warnings), passed)
+
+
+def _by_planner(plans: Sequence[Sequence[Planned]], planners: Sequence[Planner]) -> list[list[Planned]]:
+    """Turn the planners' plans of each class of exchanges into each planner's plans."""
+    return [[of_class[number] for of_class in plans] for number in range(len(planners))]
+
+
+class _Differences:
+    """How groups of families differ."""
+
+    def __init__(self) -> None:
+        self.of_group: dict[int, Ints] = {}
+        self._reason = ""
+
+    def add(
+        self, family: int, said: Sequence[object], of_group: Ints, collective: str, groups: Sequence[Sequence[int]]
+    ) -> None:
+        """Compare what is said of each group: of those of a code, and of which each is."""
+        numbers: dict[object, int] = {}
+        codes = np.array([numbers.setdefault(one, len(numbers)) for one in said], dtype=np.int64)
+        if len(numbers) == 1:
+            return
+        codes = codes[of_group]
+        known = self.of_group.get(family, np.zeros(len(codes), dtype=np.int64))
+        self.of_group[family] = np.unique(known * (int(codes.max()) + 1) + codes, return_inverse=True)[1]
+        one, other = (_name(groups[i]) for i in (0, int(np.argmax(codes > 0))))
+        what = f"{collective} of the ranks" if collective else "what passes between the ranks"
+        how = "is done" if collective else "shares links"
+        self._reason = self._reason or f"{what} {one} {how} otherwise than that of {other}"
+
+    def check(self) -> None:
+        """Raise an error where there is a difference."""
+        if self.of_group:
+            raise GroupsDifferError(self._reason, self.of_group)
+
+
+def _summarize_plan(plan: Planned) -> tuple[object, ...]:
+    """Return what must be the same for all groups of a family."""
+    columns = [plan.latencies_s, plan.max_rates_bytes_per_s]
+    if isinstance(plan, CollectiveMessages):
+        numbers = (id(plan.pattern), plan.block_bytes, *(one.tobytes() for one in columns))
+    else:
+        # The flows of a group may come in another order.
+        rows = np.column_stack([plan.sizes_bytes, *columns])
+        numbers = (rows[np.lexsort(rows.T)].tobytes(),)
+    return (plan.confidence, len(plan.shape.pairs), *numbers)
+
+
+def _read_numbers(built: Sequence[Planned]) -> Floats:
+    """Return size, latency and cap of each flow of each plan [plans, pairs, 3]."""
+    rows = []
+    for plan in built:
+        latencies_s = plan.latencies_s
+        sizes = plan.sizes_bytes if isinstance(plan, CollectiveFlows) else np.full(len(latencies_s), plan.block_bytes)
+        rows.append((sizes, latencies_s, plan.max_rates_bytes_per_s))
+    return np.array(rows).transpose(0, 2, 1)
+
+
+def _make_ways(
+    crossings: Crossings, passing: tuple[Ints, Ints], links: Sequence[Link]
+) -> tuple[GivenRoutes, SlackCrossings | None]:
+    """Return the ways of the classes of flows over one link for each class of links.
+
+    A class of flows that crosses links which take no part (``passing``: flow and link) has a link of its own there.
+    """
+    widths = np.array([link.bandwidth_bytes_per_s for link in links])
+    classes, firsts = np.unique(crossings.link_class, return_index=True)
+    kept = classes >= 0
+    class_links = make_class_links(classes[kept].tolist(), widths[firsts[kept]])
+    routes, (flow, link) = _make_routes(crossings), passing
+    if not len(flow):
+        return GivenRoutes(class_links, routes), None
+    counted, number = np.unique(crossings.flow_class[flow], return_inverse=True)
+    first = len(class_links)
+    places = range(first, first + len(counted))
+    for place, one in zip(places, counted.tolist(), strict=True):
+        routes[name_ends(one)] += (place,)
+    class_links += make_class_links(places, np.full(len(counted), np.inf))
+    passed = SlackCrossings(link, number.reshape(-1).astype(np.int64) + first)
+    return GivenRoutes(class_links, routes), passed
+
+
+def _divide(
+    bundles: Sequence[_Bundle], families: Sequence[Family], links: Sequence[Link], slack: frozenset[int]
+) -> tuple[Crossings, tuple[Ints, Ints]]:
+    """Give numbers to the flows of all groups, and find which of them and of the links are alike.
+
+    Returned too are flow and link of each crossing of a link that takes no part.
+    """
+    kinds, flows, hops = [], [], []
+    flow = kind = 0
+    for bundle in bundles:
+        numbers = np.concatenate(bundle.numbers, axis=2)
+        if bundle.apart:
+            places = np.broadcast_to(np.arange(bundle.pairs), numbers.shape[:2])
+            numbers = np.concatenate([numbers, places[:, :, None]], axis=2)
+        own = _number_rows(numbers.reshape(-1, numbers.shape[2]))
+        kinds.append(own.reshape(numbers.shape[:2])[bundle.ways.code].ravel() + kind)
+        kind += int(own.max()) + 1
+        bundle.first = flow
+        lengths = bundle.ways.lengths
+        flows.append(np.repeat(flow + np.arange(len(lengths)), lengths))
+        hops.append(bundle.ways.hops)
+        flow += len(lengths)
+    widths = np.array([link.bandwidth_bytes_per_s for link in links], dtype=np.float64)
+    flow_of, link_of = np.concatenate(flows), np.concatenate(hops)
+    beside = np.isin(link_of, np.array(sorted(slack), dtype=np.int64))
+    found = divide(flow_of[~beside], link_of[~beside], np.concatenate(kinds), widths)
+    if found is None:
+        raise CannotFoldError("hardly any links carry the same")
+    differences = _Differences()
+    for bundle in bundles:
+        groups = len(bundle.ways.code)
+        last = bundle.first + groups * bundle.pairs
+        classes = np.sort(found.flow_class[bundle.first : last].reshape(groups, -1), axis=1)
+        if (classes != classes[0]).any():
+            said, each = [row.tobytes() for row in classes], np.arange(groups)
+            differences.add(bundle.family, said, each, "", families[bundle.family].groups.tolist())
+    differences.check()
+    return found, (flow_of[beside], link_of[beside])
+
+
+def _number_rows(rows: Floats) -> Ints:
+    if (rows == rows[0]).all():
+        return np.zeros(len(rows), dtype=np.int64)
+    return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def _make_routes(crossings: Crossings) -> dict[tuple[str, str], tuple[int, ...]]:
+    """Return the way of each class of flows over the classes of links."""
+    flow, link, times = crossings.count_classes()
+    order = np.lexsort((link, flow))
+    flow, link, times = flow[order], link[order], times[order]
+    firsts = count_up(np.bincount(flow, minlength=int(crossings.flow_class.max()) + 1))
+    hops, counts, ends = link.tolist(), times.tolist(), firsts.tolist()
+    routes = {}
+    for number, (first, last) in enumerate(pairwise(ends)):
+        route = [hops[i] for i in range(first, last) for _ in range(counts[i])]
+        routes[name_ends(number)] = tuple(route)
+    return routes
+
+
+def _fold_shape(bundle: _Bundle, crossings: Crossings, router: GivenRoutes) -> tuple[FlowShape, Ints]:
+    """Return the shape of one flow for each class of the first group, and which flows they are."""
+    classes = crossings.flow_class[bundle.first : bundle.first + bundle.pairs]
+    kept = np.arange(bundle.pairs) if bundle.apart else np.sort(np.unique(classes, return_index=True)[1])
+    pairs = tuple(name_ends(number) for number in classes[kept].tolist())
+    return FlowShape(pairs, router), kept.astype(np.int64)
+
+
+def _fold_plan(plan: Planned, shape: FlowShape, kept: Ints) -> Planned:
+    """Return the plan of a group with the flows that are kept."""
+    latencies_s, rates = plan.latencies_s[kept], plan.max_rates_bytes_per_s[kept]
+    if isinstance(plan, CollectiveFlows):
+        return CollectiveFlows(shape, plan.sizes_bytes[kept], latencies_s, rates, plan.confidence, plan.warning)
+    return replace(plan, shape=shape)
+
+
+def _name(group: Sequence[int]) -> str:
+    shown = ", ".join(map(str, group[:4]))
+    return f"{shown}, ..." if len(group) > 4 else shown
+
 
 MOST_SPLITS = 20
 """Divisions of the classes after which folding is given up."""
@@ -174,7 +658,7 @@ def _fold_exchanges(
             (collective, len(fold.families[family].groups[0]), plan.confidence)
             for (collective, _, family), plan in zip(asked, plans, strict=True)
         ]
-        made: list[Plan] = list(plans)
+        made: list[ExchangePlan] = list(plans)
         exchanges.append(rows.assemble(made, plan_of, confidences, traffic.warnings, 1.0))
     return exchanges, traffic
 

@@ -30,7 +30,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trioflow.parallel.memory.profile import AGAIN
-from trioflow.parallel.programs.blocks import attend, multiply
 from trioflow.parallel.programs.builder import (
     UNITS_ON_DEVICE,
     HostRates,
@@ -38,6 +37,8 @@ from trioflow.parallel.programs.builder import (
     ProgramBuilder,
     RankProgram,
     StageWork,
+    attend,
+    multiply,
 )
 from trioflow.parallel.schedules.table import (
     BACKWARD,

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import SLICED
-from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.features import OperatorModel
 from trioflow.parallel.backward import Recomputation, keep_sums_with_input, plan_recomputation, split_backward
-from trioflow.parallel.programs.blocks import size_attentions
-from trioflow.parallel.programs.builder import ShardedWork, StageWork
+from trioflow.parallel.programs.builder import ShardedWork, StageWork, size_attentions
 from trioflow.parallel.programs.staged import cost_units
 from trioflow.parallel.schedules.table import BACKWARD_WEIGHT, FORWARD_ONLY, TRAIN, Schedule, leaves, recomputed_pairs
 from trioflow.parallel.splits.pipeline import (
@@ -32,9 +31,9 @@ from trioflow.parallel.splits.pipeline import (
     stages_of_operators,
 )
 from trioflow.parallel.splits.routing import find_expert_modules
-from trioflow.parallel.splits.sharding import build_stage_units, build_units
-from trioflow.parallel.splits.tensor_split import Exchange, StageExchange, TensorSplit, is_sharded
-from trioflow.parallel.splits.updates import (
+from trioflow.parallel.splits.sharding import (
+    build_stage_units,
+    build_units,
     find_owners,
     held_sizes,
     list_updates,
@@ -43,6 +42,7 @@ from trioflow.parallel.splits.updates import (
     share_updates,
     upkeep_phase,
 )
+from trioflow.parallel.splits.tensor_split import Exchange, StageExchange, TensorSplit, is_sharded
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace
 

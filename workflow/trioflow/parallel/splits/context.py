@@ -31,8 +31,7 @@ import pandas as pd
 
 from trioflow.base.errors import PlanError
 from trioflow.base.units import ns_to_s
-from trioflow.costmodel.features import FEATURES, plain_name
-from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.features import FEATURES, OperatorModel, plain_name
 from trioflow.parallel.reference import OperatorTimes, Reference
 from trioflow.parallel.remembered import remembered, tensor_bytes
 from trioflow.parallel.splits.tensor_split import SharedAttention, TensorSplit

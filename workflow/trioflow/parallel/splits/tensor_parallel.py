@@ -27,7 +27,7 @@ By default a product waits for what is gathered before it, and what follows for 
 overlap (``tensor_overlap`` of a plan), two of the products of a column-split layer's backward run in the order of
 Megatron-LM, the input's gradient first: its input is gathered again beside that one, and the gradient is summed beside
 the weight's. With ``products`` each other product of a layer is cut into as many blocks as there are ranks, see
-``programs.blocks``; embedding, head and loss wait as before.
+``programs.builder``; embedding, head and loss wait as before.
 
 References: Megatron-LM, ``megatron/core/tensor_parallel/layers.py``,
 ``LinearWithGradAccumulationAndAsyncCommunication``; Transformer Engine, ``pytorch/module/linear.py`` and ``base.py``
@@ -64,11 +64,13 @@ import numpy as np
 import pandas as pd
 
 from trioflow.base.errors import PlanError
+from trioflow.base.plan_row import TENSOR_STYLE, find_rank_program
 from trioflow.costmodel.features import FEATURES, class_of_name, plain_name
 from trioflow.parallel.remembered import remembered, tensor_bytes
 from trioflow.parallel.splits.context import split_context
 from trioflow.parallel.splits.pipeline import list_parameters
 from trioflow.parallel.splits.routing import ExpertLayer, find_expert_layers, find_expert_modules, spread_tokens
+from trioflow.parallel.splits.sharding import list_updates, scale_work, shard_updates, share_updates
 from trioflow.parallel.splits.tensor_split import (
     AFTER,
     BEFORE,
@@ -85,14 +87,13 @@ from trioflow.parallel.splits.tensor_split import (
     kind_of_module,
     list_untrained,
 )
-from trioflow.parallel.splits.updates import list_updates, scale_work, shard_updates, share_updates
 from trioflow.parallel.splits.vocabulary import Vocabulary, check_tokens, find_head, find_vocabulary
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 
 if TYPE_CHECKING:
     from trioflow.base.experiments import Plan
-from trioflow.base.plan_row import TENSOR_STYLE, find_rank_program
+
 
 _STATISTIC_BYTES = 4
 """Loss statistics are single-precision numbers, one a token, in any precision of the step."""

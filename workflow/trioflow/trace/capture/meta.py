@@ -43,8 +43,7 @@ from torch.utils._pytree import tree_leaves
 from trioflow.base.errors import InputError, TraceError
 from trioflow.base.provenance import stamp, write_json
 from trioflow.base.settings import CONFIGURED
-from trioflow.trace.capture.training_step import TrainingStep
-from trioflow.trace.capture.workload import describe_model, profile_with_tensors
+from trioflow.trace.capture.workload import TrainingStep, describe_model, profile_with_tensors
 from trioflow.trace.facts import UNTIMED
 from trioflow.trace.profile.execution_trace import list_tensors
 from trioflow.trace.profile.kineto import ABSENT

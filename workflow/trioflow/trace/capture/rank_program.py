@@ -54,7 +54,7 @@ from trioflow.trace.facts import CALLS, UNTIMED, Facts
 from trioflow.trace.profile.profiler_fields import precision_of
 from trioflow.trace.store import Trace
 from trioflow.trace.tensors import TensorRef
-from trioflow.trace.workloads.user_model import call_user_function
+from trioflow.trace.workloads.recipe import call_user_function
 
 _DTYPES = {
     torch.float32: "float",

@@ -1,12 +1,21 @@
-"""Capturing one training step on the device at hand: profiles, step times, environment."""
+"""Capturing one training step on one rank: the step, its process, profiles and environment.
 
+The training step that is captured on one rank and measured on many.
+
+The process that is measured: alone on its machine, one thread on a core of its own, memory that stays mapped.
+
+Capturing one training step on the device at hand: profiles, step times, environment.
+"""
+
+import ctypes
 import gzip
+import os
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +23,167 @@ import torch
 from torch._C._profiler import _RecordFunctionFast
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function
 
-from trioflow.base.errors import InputError
+from trioflow.base.errors import InputError, MeasurementError
 from trioflow.base.provenance import atomic_path, host_environment, stamp, write_json
-from trioflow.trace.capture.rank_process import exclusive_measurement, keep_freed_memory, pinned_to
-from trioflow.trace.capture.training_step import TrainingStep
+from trioflow.tables import PHASES
 from trioflow.trace.profile.events import MODULE, PARAMETERS, STEP
 from trioflow.trace.workloads.build import Workload, build_workload
+
+_SCALING = "Optimizer.step#gradient scaling"
+"""Annotation of fp16's unscaling and checking; it counts as the optimizer's, as its name says."""
+
+
+def call_model(model: torch.nn.Module, inputs: Any) -> Any:
+    """Call a model: a tuple of inputs holds its arguments, a dict its named ones."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, tuple):
+        return model(*inputs)
+    return model(inputs)
+
+
+class TrainingStep:
+    """One training step on synthetic data, of a model or a parallel wrapper of it; capture and measurement run the same.
+
+    ``batch``: samples on this rank of each of ``micro_steps``, whose gradients are added up. Of the last step:
+    ``marks``, phase and micro-batch, when each forward (with loss), backward and the optimizer began and ended, and ``phases_ns``, their sums
+    [ns] on the host's clock.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        model: torch.nn.Module,
+        batch: int,
+        device: torch.device,
+        seed: int,
+        micro_steps: int = 1,
+    ) -> None:
+        self.workload, self.model, self.device = workload, model, device
+        self.inputs, self.targets = workload.make_batch(batch, seed, str(device))
+        self.optimizer = workload.make_optimizer(model.parameters())
+        self.scaler = workload.precision.make_scaler(device)
+        self.micro_steps = micro_steps
+        self.marks: list[tuple[str, int, int, int]] = []
+
+    @property
+    def phases_ns(self) -> dict[str, int]:
+        """The last step's phases [ns]."""
+        spans = dict.fromkeys(PHASES if self.marks else (), 0)
+        for phase, _, start_ns, end_ns in self.marks:
+            spans[phase] += end_ns - start_ns
+        return spans
+
+    def __call__(self) -> None:
+        """Run the step."""
+        with self.workload.precision.arithmetic():
+            self._run()
+
+    def _run(self) -> None:
+        self.marks = []
+        start = time.perf_counter_ns()
+        self.optimizer.zero_grad()
+        for number in range(self.micro_steps):
+            with self.exchange(number == self.micro_steps - 1):
+                with self.workload.precision.forward(self.device):
+                    outputs = call_model(self.model, self.inputs)
+                    loss = self.workload.loss(outputs, self.targets)
+                    loss = self.scaler.scale(loss / self.micro_steps if self.micro_steps > 1 else loss)
+                # Outputs kept any longer would stand beside the gradients.
+                del outputs
+                middle = time.perf_counter_ns()
+                loss.backward()
+            end = time.perf_counter_ns()
+            self.marks += [("forward", number, start, middle), ("backward", number, middle, end)]
+            start = end
+        self._update()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.marks.append(("optimizer", 0, start, time.perf_counter_ns()))
+
+    def exchange(self, last: bool) -> AbstractContextManager[None]:
+        """Return the context of a micro-step; wrappers exchange gradients in it, or keep them until the ``last``."""
+        return nullcontext()
+
+    def _update(self) -> None:
+        """Run the optimizer; with scaled gradients only if all of them are finite."""
+        if not self.scaler.is_enabled():
+            self.optimizer.step()
+            return
+        with record_function(_SCALING):
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_NEVER_BYTES = 2**31 - 1
+
+
+def keep_freed_memory() -> list[str]:
+    """Make the C allocator keep freed memory for the rest of the process; return what is missing, in words.
+
+    glibc returns large blocks at once, so that every step touches fresh pages: up to a third of a
+    step here. GPUs' caching allocators keep theirs too.
+    """
+    try:
+        library = ctypes.CDLL(None)
+        done = library.mallopt(_M_MMAP_MAX, 0) and library.mallopt(_M_TRIM_THRESHOLD, _NEVER_BYTES)
+    except (OSError, AttributeError, TypeError):
+        done = False
+    return [] if done else ["the C allocator returns freed memory: page faults add to step times"]
+
+
+@contextmanager
+def pinned_to(core_index: int) -> Iterator[tuple[int | None, list[str]]]:
+    """Run one thread on a core of its own, where allowed: yields it, or None, and warnings for the report."""
+    warnings: list[str] = []
+    threads, core, before = torch.get_num_threads(), None, None
+    torch.set_num_threads(1)
+    if hasattr(os, "sched_getaffinity"):
+        before = sorted(os.sched_getaffinity(0))
+        core = before[core_index % len(before)]
+        if core_index >= len(before):
+            warnings.append(f"only {len(before)} core(s) available: ranks share core {core}")
+        try:
+            os.sched_setaffinity(0, {core})
+        except OSError as error:
+            warnings.append(f"could not pin the process to core {core}: {error.strerror}")
+            core = None
+    else:
+        warnings.append("this system has no processor affinity: the process is not pinned")
+    try:
+        yield core, warnings
+    finally:
+        torch.set_num_threads(threads)
+        if before is not None and core is not None:
+            os.sched_setaffinity(0, set(before))
+
+
+@contextmanager
+def exclusive_measurement(what: str) -> Iterator[None]:
+    """Hold the machine's measurement lock, which the system frees with the process (``what`` runs, for messages).
+
+    ``TRIOFLOW_LOCK_FOLDER`` moves it, for tests. Raises MeasurementError when another measurement
+    of the user runs.
+    """
+    try:
+        import fcntl
+    except ImportError:  # a system without file locks: nothing to hold
+        yield
+        return
+    owner = os.getuid() if hasattr(os, "getuid") else 0
+    folder = os.environ.get("TRIOFLOW_LOCK_FOLDER") or tempfile.gettempdir()
+    path = Path(folder) / f"trioflow-measurement-{owner}.lock"
+    with path.open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise MeasurementError(
+                f"{what}: another capture or measurement is running on this machine; "
+                "wait for it, since two at once would disturb each other's times"
+            ) from None
+        yield
+
 
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 """What configurations of transformers call their heads."""

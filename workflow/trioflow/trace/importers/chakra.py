@@ -25,7 +25,6 @@ from trioflow.base.provenance import read_json, stamp
 from trioflow.base.units import ns_to_s, us_to_ns
 from trioflow.tables import PHASES
 from trioflow.trace.assemble import ObservedOperator, ReadyGradient, assemble_trace
-from trioflow.trace.consistency import check_trace
 from trioflow.trace.facts import POINT_TO_POINT, UNTIMED
 from trioflow.trace.importers.chakra_nodes import (
     COMM_TYPES,
@@ -47,12 +46,11 @@ from trioflow.trace.profile.events import (
     outermost_operators,
 )
 from trioflow.trace.profile.execution_trace import Links, Node
-from trioflow.trace.profile.merge import set_times
+from trioflow.trace.profile.merge import coverage_of, list_overlaps, observe_step, set_times
 from trioflow.trace.profile.messages import MOST_RANKS, find_waits
-from trioflow.trace.profile.observe import coverage_of, list_overlaps, observe_step
 from trioflow.trace.profile.profiler_fields import kineto_words
 from trioflow.trace.profile.steps import Step, times_of_step
-from trioflow.trace.store import Trace
+from trioflow.trace.store import Trace, check_trace
 
 _HOST, _KERNEL, _COPY = "cpu_op", "kernel", "gpu_memcpy"
 

@@ -22,7 +22,6 @@ from trioflow.base.errors import TraceError
 from trioflow.base.provenance import stamp
 from trioflow.base.units import format_time, ms_to_s, ns_to_s
 from trioflow.trace.assemble import ObservedOperator, ReadyGradient, assemble_trace
-from trioflow.trace.flops import count_flop
 from trioflow.trace.importers.neusight_tables import (
     CONTAINERS,
     CONVERSIONS,
@@ -44,7 +43,7 @@ from trioflow.trace.importers.options import ImportOptions, Reader
 from trioflow.trace.importers.ranks import read_head
 from trioflow.trace.repeat import repeat_block
 from trioflow.trace.store import Trace
-from trioflow.trace.tensors import TensorRef
+from trioflow.trace.tensors import TensorRef, count_flop
 
 _ParameterShapes = Callable[[FxNode, tuple[int, ...]], dict[str, tuple[int, ...]]]
 """Shapes of a leaf module's parameters by name, from its node and its input's shape."""

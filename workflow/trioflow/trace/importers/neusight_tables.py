@@ -14,8 +14,8 @@ from typing import Any
 from trioflow.base.errors import TraceError
 from trioflow.base.provenance import read_json
 from trioflow.base.units import ms_to_ns
-from trioflow.trace.consistency import MOST_ELEMENTS
 from trioflow.trace.importers.csv_rows import Column, CsvRow, number, read_rows
+from trioflow.trace.store import MOST_ELEMENTS
 
 DTYPES = {
     "torch.float32": ("float", 4),

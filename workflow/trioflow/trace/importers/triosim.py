@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from trioflow.base.errors import TraceError
-from trioflow.base.provenance import stamp
-from trioflow.base.shipped import read_own_table
+from trioflow.base.provenance import read_own_table, stamp
 from trioflow.base.units import ns_to_s, us_to_ns
-from trioflow.hardware.device_sheet import is_processor
+from trioflow.hardware.machine import is_processor
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
-from trioflow.trace.flops import FORMULAS, Shape, count_flop
 from trioflow.trace.importers.options import ImportOptions, Reader
 from trioflow.trace.importers.triosim_tables import (
     TENSOR_FILE,
@@ -33,7 +31,7 @@ from trioflow.trace.importers.triosim_tables import (
     read_triosim,
 )
 from trioflow.trace.store import Trace
-from trioflow.trace.tensors import MadeInside, TensorRef
+from trioflow.trace.tensors import FORMULAS, MadeInside, Shape, TensorRef, count_flop
 
 _PARAMETER_TYPES = ("weight", "bias")
 """Beginnings of a parameter's type; only needed where no optimizer says."""

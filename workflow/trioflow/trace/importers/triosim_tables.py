@@ -14,8 +14,8 @@ from pathlib import Path
 
 from trioflow.base.errors import TraceError
 from trioflow.tables import PHASES
-from trioflow.trace.consistency import MOST_ELEMENTS
 from trioflow.trace.importers.csv_rows import Column, CsvRow, number, read_rows, whole
+from trioflow.trace.store import MOST_ELEMENTS
 
 TRACE_FILE, TENSOR_FILE = "trace.csv", "tensor.csv"
 

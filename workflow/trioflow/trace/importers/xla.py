@@ -23,12 +23,12 @@ import numpy as np
 from trioflow.base.errors import TraceError
 from trioflow.base.provenance import digest_file, stamp
 from trioflow.base.units import NS_PER_US, ns_to_s
-from trioflow.hardware.device_sheet import find_sheet
+from trioflow.hardware.machine import find_sheet
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.importers.options import ImportOptions, Reader
 from trioflow.trace.importers.ranks import list_files, read_head
 from trioflow.trace.profile.events import Event, charge_apart, find_enclosing, is_communication
-from trioflow.trace.profile.json_stream import ListStream
+from trioflow.trace.profile.kineto import ListStream
 from trioflow.trace.store import Trace
 
 _MARK = b'"highres-ticks"'

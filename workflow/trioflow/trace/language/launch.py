@@ -16,7 +16,7 @@ import yaml
 from trioflow.base.errors import InputError
 from trioflow.base.plan_row import SHARDINGS, Plan
 from trioflow.base.precision_recipes import MEGATRON
-from trioflow.base.shipped import read_own_table
+from trioflow.base.provenance import read_own_table
 from trioflow.trace.language.megatron import read_megatron
 from trioflow.trace.language.sizes import COMPILE, EAGER, Configuration, LanguageModel
 

@@ -38,10 +38,9 @@ from trioflow.base.precision_recipes import RECIPES, PrecisionRecipe, choose_rec
 from trioflow.base.provenance import digest_modules
 from trioflow.base.settings import CONFIGURED, LANGUAGE
 from trioflow.tables import records
-from trioflow.trace.consistency import check_trace
 from trioflow.trace.language.sizes import BLOCKS, GRADIENTS, LanguageModel, LanguageStep, Network
 from trioflow.trace.repeat import repeat_block
-from trioflow.trace.store import Trace, pack_trace, read_pack, save_trace
+from trioflow.trace.store import Trace, check_trace, pack_trace, read_pack, save_trace
 
 CAST, LARGEST = "trioflow::quantize", "aten::amax"
 PRODUCTS = {"aten::linear": "linear", "aten::mm": "mm", "aten::_grouped_mm": "grouped_mm"}

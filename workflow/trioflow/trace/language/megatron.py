@@ -13,7 +13,7 @@ from typing import Any
 
 from trioflow.base.errors import InputError
 from trioflow.base.precision_recipes import choose_recipe
-from trioflow.base.shipped import read_own_table
+from trioflow.base.provenance import read_own_table
 from trioflow.trace.language.sizes import (
     CUDNN,
     FLASH,

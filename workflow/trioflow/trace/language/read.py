@@ -12,7 +12,7 @@ from typing import Any
 
 from trioflow.base.errors import InputError
 from trioflow.base.input_files import LARGEST_JSON_BYTES, parse_json, parse_toml, read_text
-from trioflow.base.shipped import read_own_records, read_table
+from trioflow.base.provenance import read_own_records, read_table
 from trioflow.base.yaml_files import parse_yaml
 from trioflow.trace.language.launch import find_framework, read_launch
 from trioflow.trace.language.make import make_network_trace, make_trace

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from trioflow.base.errors import TraceError
-from trioflow.trace.flops import count_flop
 from trioflow.trace.profile.profiler_fields import element_bytes, element_type, kineto_words
-from trioflow.trace.tensors import TensorRef
+from trioflow.trace.tensors import TensorRef, count_flop
 
 RAW_FILES = ("kineto.json.gz", "execution_trace.json.gz", "environment.json", "kineto_steps.json.gz")
 """What a capture writes."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from trioflow.base.errors import TraceError
 from trioflow.trace.profile.events import Event
-from trioflow.trace.profile.json_stream import ListStream
+from trioflow.trace.profile.kineto import ListStream
 from trioflow.trace.profile.profiler_fields import element_bytes, element_type, kineto_words, load_fields
 from trioflow.trace.tensors import TensorRef
 

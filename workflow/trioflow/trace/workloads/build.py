@@ -39,15 +39,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trioflow.base.errors import InputError
+from trioflow.base.provenance import read_own_records
 from trioflow.base.settings import CONFIGURED, FAMILIES, LANGUAGE
-from trioflow.base.shipped import read_own_records
 from trioflow.trace.language.decoder import build_language_model
 from trioflow.trace.language.sizes import split_adapters
 from trioflow.trace.workloads.configured import build_configured, import_transformers, instantiate, quiet
 from trioflow.trace.workloads.precision import MainWeights, Precision, check_optimizer, choose_precision
-from trioflow.trace.workloads.recipe import Recipe, make_tokens, mean_cross_entropy, need_flag, need_size, read_size
-from trioflow.trace.workloads.torchvision_models import FUNCTIONS, build_torchvision
-from trioflow.trace.workloads.user_model import build_user_model
+from trioflow.trace.workloads.recipe import (
+    FUNCTIONS,
+    Recipe,
+    build_torchvision,
+    build_user_model,
+    make_tokens,
+    mean_cross_entropy,
+    need_flag,
+    need_size,
+    read_size,
+)
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from trioflow.base.errors import InputError, how_to_install, suggest
-from trioflow.base.shipped import read_own_records
+from trioflow.base.provenance import read_own_records
 from trioflow.trace.language.sizes import USUAL_SEQUENCE
-from trioflow.trace.workloads.recipe import Recipe, make_images, make_tokens, read_size
-from trioflow.trace.workloads.torchvision_models import define_missing_operators
+from trioflow.trace.workloads.recipe import Recipe, define_missing_operators, make_images, make_tokens, read_size
 
 ATTENTION = "trioflow_unmasked_sdpa"
 """Name under which the attention without masks is made known to transformers."""

@@ -1,15 +1,28 @@
-"""How far predictions miss what they were not fitted to, and the intervals that follow."""
+"""Uncertainty: residuals of operators, collectives and whole steps, and the intervals that follow.
+
+How far predictions miss what they were not fitted to, and the intervals that follow.
+
+Whole steps: operators timed one by one brought to the step they came from, and how far predicted steps were off.
+
+A table of operators that were timed alone sums to more than the step it was taken from: each row
+holds what the timer shows where nothing runs. The single-GPU step's measured time shows how much of
+that is left to take off.
+"""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from trioflow.costmodel.features import FEATURES, Floats
-from trioflow.costmodel.least_squares import rounded, split_groups
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import PACKAGE, read_json, read_table
+from trioflow.base.units import format_time
+from trioflow.costmodel.features import FEATURES, Floats, OperatorModel, looks_at_rows
 from trioflow.costmodel.operators.class_curves import (
     ANY,
     IDENTITY,
@@ -21,6 +34,8 @@ from trioflow.costmodel.operators.class_curves import (
     predict_rows,
     rescale_times,
 )
+from trioflow.costmodel.operators.curves import rounded, split_groups
+from trioflow.trace.store import Trace
 
 COVERAGE = (0.1, 0.9)
 """Quantiles at the ends of an 80 % interval."""
@@ -308,3 +323,222 @@ def relative_errors(frame: pd.DataFrame) -> tuple[float | None, float | None]:
         return None, None
     differences = frame["held_out_s"] - frame["time_s"]
     return rounded(differences.sum() / total), rounded(differences.abs().sum() / total)
+
+
+TIMER, RATIO, NONE = "timer", "ratio", "none"
+ANCHOR_WAYS = (TIMER, RATIO, NONE)
+"""Ways to bring operators to their step: less the timer, one factor, or as they are."""
+
+SHIPPED_BAND = PACKAGE / "data/cost_models/step-anchor/band.json"
+"""From `published.judge.measure_band`, over every public pair of single-GPU steps."""
+
+_NUMBERS = ["time_s", "low_s", "high_s"]
+
+
+@dataclass(frozen=True)
+class StepAnchor:
+    """What makes the operators of a trace sum to its measured step."""
+
+    timer_s: float = 0.0  # Taken off the time of every operator that takes any [s]
+    scale: float = 1.0  # Factor on what is left
+
+    def apply(self, time_s: Floats) -> Floats:
+        """Return times of operators within the step [s] from those timed alone."""
+        return np.maximum(time_s - self.timer_s, 0.0) * self.scale
+
+
+@dataclass(frozen=True)
+class Anchoring:
+    """How the operators of a trace are brought to its measured step."""
+
+    way: str = TIMER  # One of ``ANCHOR_WAYS``
+    # 80 % interval of a whole step summed from its operators, relative to the step; by default the one
+    # that ships, where the anchor changes anything.
+    band: tuple[float, float] | None = None
+
+    def change(self, trace: Trace, model: OperatorModel) -> tuple[OperatorModel, StepAnchor]:
+        """Return the model of operators within the step, and the anchor; see `anchor_step`."""
+        anchor = anchor_step(trace, self.way)
+        return (model if anchor == StepAnchor() else AnchoredModel(model, anchor)), anchor
+
+    def interval(self, anchor: StepAnchor) -> tuple[float, float]:
+        """Return what the anchor adds to the interval of the step's compute."""
+        if self.band is not None:
+            return self.band
+        return (1.0, 1.0) if anchor == StepAnchor() else load_band()
+
+
+@cache
+def load_band(path: str | Path = SHIPPED_BAND) -> tuple[float, float]:
+    """Return the shipped interval of whole steps summed from operators, relative to the step."""
+    band = read_json(path)
+    return float(band["low"]), float(band["high"])
+
+
+def describe_anchor(anchor: StepAnchor) -> list[str]:
+    """Say what an anchor does to the operators; nothing where it does nothing."""
+    if anchor == StepAnchor():
+        return []
+    taken = f"{format_time(anchor.timer_s)} of timer taken off each, what is left" if anchor.timer_s else "all"
+    return [
+        f"the trace's operators were timed one by one: {taken} times {anchor.scale:.3f}, so that"
+        " they sum to the step that was measured around them (--anchor)"
+    ]
+
+
+def anchor_step(trace: Trace, way: str = TIMER) -> StepAnchor:
+    """Return the anchor of a trace at its own ``measured_end_to_end_s``; without it nothing changes.
+
+    ``timer``: the excess of the operators over the step is spread over them equally, up to what the
+    timer shows where nothing runs (``timer_floor_s``); a factor makes up for the rest. ``ratio``:
+    the factor alone. Raises InputError when the way is unknown or the trace holds no times.
+    """
+    if way not in ANCHOR_WAYS:
+        raise InputError(f"unknown anchor {way!r}", fix=f"use {', '.join(ANCHOR_WAYS)}")
+    step_s = trace.facts.measured_end_to_end_s
+    if step_s is None or way == NONE:
+        return StepAnchor()
+    time_s = trace.operators["device_ns"].to_numpy(np.float64) * 1e-9
+    timed, total_s = int((time_s > 0).sum()), float(time_s.sum())
+    if not timed:
+        raise InputError("a trace without times has no step to anchor")
+    timer_s = 0.0
+    if way == TIMER and total_s > step_s:
+        timer_s = min(float(trace.facts.timer_floor_s or 0.0), (total_s - float(step_s)) / timed)
+    left_s = float(StepAnchor(timer_s).apply(time_s).sum())
+    return StepAnchor(timer_s, float(step_s) / left_s)
+
+
+@dataclass(frozen=True)
+class AnchoredModel:
+    """An operator model whose every time is that of an operator within a step."""
+
+    base: OperatorModel  # Fitted to operators timed alone
+    anchor: StepAnchor  # What each of its times is changed by
+
+    @property
+    def by_row(self) -> bool:
+        """Whether the base looks at each operator by itself; anchoring does."""
+        return looks_at_rows(self.base)
+
+    def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
+        """Predict operators from their sizes, then anchor them."""
+        return self._anchored(self.base.predict(operators))
+
+    def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
+        """Rescale recorded operators, then anchor them."""
+        return self._anchored(self.base.rescale(operators, target))
+
+    def step_interval(self, kind: str = "rescale", distance: float | None = None) -> tuple[float, float]:
+        """Return the base's interval."""
+        return self.base.step_interval(kind, distance)
+
+    def step_interval_basis(self, kind: str = "rescale") -> str:
+        """Return the base's words."""
+        return self.base.step_interval_basis(kind)
+
+    def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
+        """Raise InputError: the anchor belongs to one trace."""
+        raise InputError("an anchored model has no file", file=path, fix="save its base")
+
+    def _anchored(self, found: pd.DataFrame) -> pd.DataFrame:
+        frame = found.copy()
+        for column in _NUMBERS:
+            frame[column] = self.anchor.apply(frame[column].to_numpy(np.float64))
+        return frame
+
+
+SHIPPED = PACKAGE / "data" / "step_residuals.tsv"
+
+BATCH, ALONE, COLLECTIVES, PIPELINE = "batch", "alone", "collectives", "pipeline"
+RESIDUAL_WAYS = (BATCH, ALONE, COLLECTIVES, PIPELINE)
+"""Ways to leave a recorded step: another batch a rank; no whole step was timed, operators alone;
+ranks that exchange tensors; ranks that wait for each other's micro-batches."""
+CONTEXT = "context"
+"""A way of which no measured step ships, so that ``ASSUMED_FACTOR`` stands: more than two ranks share a sequence.
+Some took 1.7 times as long as predicted."""
+
+FEWEST_OF_STEPS = 2
+"""A kind of device with fewer borrows from the others."""
+
+
+@dataclass(frozen=True)
+class StepResidual:
+    """A predicted step that was measured, too."""
+
+    way: str  # One of ``RESIDUAL_WAYS``: what of it was not recorded
+    device_kind: str  # ``cpu`` or ``cuda``
+    workload: str  # Model; the prediction's operator model did not see it
+    case: str  # Device and plan, for the reader
+    ranks: int  # Ranks of the measured step
+    error: float  # Predicted over measured, less 1
+
+    @property
+    def log_error(self) -> float:
+        """Logarithm of predicted over measured."""
+        return math.log1p(self.error)
+
+
+@cache
+def load_residuals(path: Path = SHIPPED) -> tuple[StepResidual, ...]:
+    """Read the residuals that ship, or others of ``published.judge.write_residuals``."""
+    return tuple(
+        StepResidual(**{**row, "ranks": int(row["ranks"]), "error": float(row["error"])})  # type: ignore[arg-type]
+        for row in read_table(path)
+    )
+
+
+def least_half_width(ways: Iterable[str], device_kind: str, workload: str, ranks: int = 1) -> float:
+    """Return the least half width of a step's 80 % interval, as a logarithm.
+
+    As ``intervals.fit_step_band`` for each of the independent ``ways`` that leave what was
+    recorded, without the workload's own residuals (no step judges itself); the other kind of device
+    stands in below ``FEWEST_OF_STEPS``. Beyond the most ranks measured it grows with the
+    doublings.
+    """
+    return math.sqrt(sum(_half_of_way(way, device_kind, workload, ranks) ** 2 for way in ways))
+
+
+@cache
+def _half_of_way(way: str, device_kind: str, workload: str, ranks: int) -> float:
+    own = spell_workload(workload)
+    rows = [one for one in load_residuals() if one.way == way and one.workload != own]
+    same = [one for one in rows if one.device_kind == device_kind]
+    if len({one.workload for one in same}) >= FEWEST_OF_STEPS:
+        rows = same
+    if not rows:
+        return math.log(ASSUMED_FACTOR)
+    squares: dict[str, list[float]] = {}
+    for one in rows:
+        squares.setdefault(one.workload, []).append(one.log_error**2)
+    mean = float(np.mean([np.mean(errors) for errors in squares.values()]))
+    half = student_quantile(len(squares)) * math.sqrt(mean)
+    most = max(one.ranks for one in rows)
+    return half * max(1.0, math.log2(ranks) / math.log2(most) if most > 1 else 1.0)
+
+
+CALIBRATION = PACKAGE / "data" / "step_calibration.tsv"
+
+RECORDED, ONE_NODE, NODES, MANY_NODES, TENSOR_OVER_NODES, LONG_CONTEXT = (
+    "recorded",
+    "one node",
+    "several nodes",
+    "hundreds of nodes",
+    "tensor over nodes",
+    "long context",
+)
+"""Kinds of steps, as they were judged: a recorded step as it is; ranks of one node, of several, of more than any network was
+measured on; tensor groups that do not fit a node; sequences that more than two ranks share."""
+MOST_NODES = 248
+"""Of the measured networks between nodes (``data/node_networks.tsv``)."""
+
+
+@cache
+def load_calibration(path: Path = CALIBRATION) -> dict[str, tuple[float, str]]:
+    """Return of each kind of step the factor on the logarithms of its interval's ends, and its best word of confidence."""
+    return {row["kind"]: (float(row["scale"]), row["word"]) for row in read_table(path)}
+
+
+def spell_workload(name: str) -> str:
+    """Return a workload's name as the residuals spell it."""
+    return name.replace("_", "-").lower()
