@@ -72,9 +72,9 @@ from pathlib import Path
 from typing import TypedDict
 
 from trioflow.costmodel.spread import Spread
+from trioflow.network.across_nodes import Bandwidth
 from trioflow.network.algorithms.catalogue import Algorithms
 from trioflow.network.collectives import CollectiveCost
-from trioflow.network.across_nodes import Bandwidth
 from trioflow.network.message_planner import Chunks
 from trioflow.parallel.plan import Stages
 from trioflow.parallel.schedules.table import Schedule
