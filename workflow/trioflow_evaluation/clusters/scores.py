@@ -1,6 +1,6 @@
 """How far predicted peaks of memory and steps are off, and how likely runs were to survive; without torch, for the page.
 
-Survival: the fit of ``parallel.memory.survival``, and its judgement. Of the cases (``CLUSTER_MEMORY``) that failed the
+Survival: the fit of ``parallel.memory.peak``, and its judgement. Of the cases (``CLUSTER_MEMORY``) that failed the
 ones count that are labelled out of memory; a model's runs are judged by what was fitted to the others'.
 """
 

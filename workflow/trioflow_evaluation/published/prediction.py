@@ -301,7 +301,7 @@ class UpkeepModel:
     """An operator model with dearer or cheaper copies into and out of gradient buckets."""
 
     # Of the GPU. A trace's own operators are rescaled; what a plan asks to be predicted is upkeep
-    # (`parallel.splits.updates.predict_elementwise`).
+    # (`parallel.splits.sharding.predict_elementwise`).
     base: OperatorModel
     factor: float
 
