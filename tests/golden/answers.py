@@ -1,8 +1,9 @@
 """Golden answers: what the library says to the questions of `questions.txt`, kept in `expected.jsonl`.
 
-A question is a command, an expression of Python behind `python`, or a sweep's description behind `sweep`. Kept of an
-answer are its numbers (of long lists and tables their count, sum, and sum by place), its names, and the class of an
-error; no sentence. `test_answers.py` compares them to 1e-9. After a change that is meant:
+A question is a command, an expression of Python behind `python` (with the names of `made.py`), or a sweep's
+description behind `sweep`. Kept of an answer are its numbers (of long lists and tables their count, sum, and sum by
+place), its names, and the class of an error; no sentence. `test_answers.py` compares them to 1e-9. After a change that
+is meant:
 
     python tests/golden/answers.py "why they changed"
 
@@ -32,7 +33,8 @@ from trioflow.cli.main import main
 from trioflow.sweeps.description import load_sweep
 from trioflow.sweeps.workshop import cut_chunks, simulate_sweep
 
-sys.path += [str(Path(__file__).parent / folder) for folder in ("..", "../unit/parallel", "../unit/trace/importers")]
+FOLDERS = ("..", "../unit", "../unit/parallel", "../unit/trace/importers")
+sys.path += [str(Path(__file__).parent / folder) for folder in FOLDERS]
 QUESTIONS, EXPECTED = (Path(__file__).with_name(name) for name in ("questions.txt", "expected.jsonl"))
 LIBRARY = Path(trioflow.__file__).parent
 TOLERANCE = 1e-9
@@ -151,9 +153,17 @@ def ask(question: str) -> dict[str, Any]:
     return answer
 
 
+@cache
+def _list_made() -> dict[str, Any]:
+    """Return the names of `made.py`."""
+    import made
+
+    return vars(made)
+
+
 def _evaluate(expression: str) -> dict[str, Any]:
     try:
-        value = eval(expression, {name: getattr(trioflow, name) for name in trioflow.__all__})
+        value = eval(expression, {name: getattr(trioflow, name) for name in trioflow.__all__} | _list_made())
     except TrioflowError as error:
         return {"error": type(error).__name__}
     if hasattr(value, "to_dict"):

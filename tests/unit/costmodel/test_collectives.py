@@ -25,13 +25,12 @@ from trioflow.costmodel.collectives.model import (
     count_steps,
     find_between_nodes,
     fit_collective_model,
-    left_out_errors,
     load_collective_model,
     wire_factor,
 )
 from trioflow.costmodel.collectives.platform import load_platform_collectives
-from trioflow.costmodel.operators.class_curves import ANY, find_class, fit_class_curves, lookup_order
-from trioflow.costmodel.operators.curves import FORMS, Curve, driver_of, fit_curve
+from trioflow.costmodel.operators.class_curves import ANY, find_class, fit_class_curves
+from trioflow.costmodel.operators.curves import fit_curve
 from trioflow.costmodel.operators.model import SHIPPED_MODELS
 from trioflow.costmodel.uncertainty import (
     ASSUMED_FACTOR,
@@ -107,42 +106,11 @@ def test_confidence_follows_the_measured_range(model: CollectiveCostModel) -> No
     assert above.confidence == "extrapolated"
 
 
-def test_interval_widens_away_from_the_measured_sizes(model: CollectiveCostModel) -> None:
-    widths = []
-    for size in (100 << 20, 200 << 20, 400 << 20):
-        found = model.time_s("all_reduce", 2, size)
-        widths.append(found.high_s / found.low_s)
-    assert widths == sorted(widths)
-    assert widths[0] < widths[1] < widths[2]
-    wild = replace(model.curves["all_reduce", 2], miss_factor=1e6)
-    time_s, low_s, high_s, _ = wild.predict(1 << 40, "log")
-    assert [high_s / time_s, time_s / low_s] == pytest.approx([WIDEST_FACTOR] * 2)
-
-
-def test_one_line_is_compared_and_fits_worse_beyond_a_knee() -> None:
-    knee = {2**k: round(300_000 + 2**k * 0.2 + max(0, 2**k - 2**21) * 1.1) for k in range(10, 27)}
-    model = fit_collective_model(make_samples(knee))
-    best = min(model.comparison["log"] or 1, model.comparison["linear"] or 1)
-    assert (model.comparison["alpha_beta_left_out"] or 0) > 2 * best
-    assert 0 < (model.comparison["alpha_beta"] or 0) < (model.comparison["alpha_beta_left_out"] or 0)
-    errors = model.curves["all_reduce", 2].alpha_beta_errors()
-    assert errors.min() < -0.1
-    assert errors.max() > 0.1
-
-
 def test_interpolation_with_the_smaller_left_out_error_wins() -> None:
     line = {2**k: 50_000 + 2**k for k in range(8, 28, 3)}
     assert fit_collective_model(make_samples(line)).interpolation == "linear"
     power = {4**k: round(1000 * 4 ** (0.6 * k)) for k in range(4, 13)}
     assert fit_collective_model(make_samples(power)).interpolation == "log"
-
-
-def test_out_of_order_medians_are_pooled() -> None:
-    model = fit_collective_model(make_samples({1000: 100_000, 2000: 400_000, 3000: 100_000, 4000: 500_000}))
-    curve = model.curves["all_reduce", 2]
-    assert list(curve.median_s) == pytest.approx([1e-4, 4e-4, 1e-4, 5e-4])
-    pooled = math.sqrt(4e-4 * 1e-4)
-    assert list(curve.time_s) == pytest.approx([1e-4, pooled, pooled, 5e-4])
 
 
 def test_sizes_that_were_lost_in_noise_are_not_measured() -> None:
@@ -153,15 +121,6 @@ def test_sizes_that_were_lost_in_noise_are_not_measured() -> None:
     assert (found.time_s, found.confidence) == (pytest.approx(4e-4), "extrapolated")
     once = lost.assign(time_ns=lost["time_ns"].where(lost["round"] == 0, 300_000))
     assert 1000 in fit_collective_model(once).curves["all_reduce", 2].message_bytes
-
-
-def test_left_out_errors_compare_with_the_measured_median() -> None:
-    model = fit_collective_model(make_samples({1000: 100_000, 2000: 400_000, 3000: 100_000, 4000: 500_000}))
-    errors = left_out_errors(model.curves["all_reduce", 2], "linear")
-    # Without 2000 bytes, 1000 and 3000 both took 0.1 ms where 0.4 ms was measured.
-    assert errors[1] == pytest.approx(0.1 / 0.4 - 1)
-    # Without 3000 bytes the others ascend: half-way between 0.4 and 0.5 ms, not 0.1 ms.
-    assert errors[2] == pytest.approx(0.45 / 0.1 - 1)
 
 
 def test_flat_end_extends_with_the_last_rising_slope() -> None:
@@ -180,19 +139,6 @@ def test_unmeasured_group_is_derived_by_wire_bytes(model: CollectiveCostModel) -
     assert found.confidence == "uncalibrated"
     assert found.low_s <= found.time_s / 2
     assert found.high_s >= found.time_s * 2
-
-
-def test_unmeasured_collective_is_derived_from_the_same_collective_first(model: CollectiveCostModel) -> None:
-    gather = model.time_s("all_gather", 2, 50 << 20)
-    # Half the wire bytes and half the steps of an all_reduce over two ranks.
-    like = model.time_s("all_reduce", 2, 25 << 20).time_s
-    assert gather.time_s == pytest.approx(like - GLOO_NS[1024] * 1e-9 / 2)
-    assert gather.confidence == "uncalibrated"
-    gathers = make_samples({1000: 7_000, 100_000_000: 80_000_000}, "all_gather", 2)
-    known = fit_collective_model(pd.concat([make_samples(GLOO_NS, ranks=4), gathers]))
-    # Four ranks gather in three steps where two need one; all_reduce over four was measured.
-    tiny = known.time_s("all_gather", 4, 8)
-    assert tiny.time_s == pytest.approx(3 * 7e-6)
 
 
 def test_one_rank_moves_nothing(model: CollectiveCostModel) -> None:
@@ -409,14 +355,6 @@ def test_the_fast_network_is_met_but_for_what_its_nodes_gather_faster_than_a_mea
         assert groups.plan(collective, SIZE, group).time.time_s == pytest.approx(time_s, rel=0.16)
 
 
-def test_a_message_between_nodes_takes_a_step_more_than_the_links():
-    groups = NodeGroups(*load_cluster())
-    groups.holds((0, 8))
-    time = groups.plan("send", 10**8, (0, 8)).time
-    assert 10**8 / 50e9 + 20e-6 < time.time_s < 2 * 10**8 / 50e9
-    assert "as was measured on p5-h100-slow" in groups.plan("send", 10**8, (0, 8)).warning
-
-
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
 def test_more_nodes_than_were_measured_are_extrapolated_and_wider_than_held_out_ones(collective):
     """Each measured count is told from half as many nodes; the worst miss of those is what a doubling may cost."""
@@ -478,36 +416,6 @@ def test_power_recovers_exponents() -> None:
     assert curve.coefficients == pytest.approx([1e-3, 0.3, 0.2, 0.0], abs=1e-6)
 
 
-def test_driver_uses_one_feature_only() -> None:
-    times = 1e-6 + SIZES[:, 2] * 1e-9 + SIZES[:, 0] * 1e-13
-    assert driver_of(SIZES, times) == 2
-    curve = fit_curve("driver", SIZES, times)
-    assert curve.coefficients[1] == curve.coefficients[2] == 0.0
-    assert curve.coefficients[3] == pytest.approx(1e-9, rel=0.01)
-
-
-def test_driver_of_equal_or_constant_features_is_the_first() -> None:
-    same = np.column_stack([SIZES[:, 0]] * 3)
-    assert driver_of(same, SIZES[:, 0]) == 0
-    assert driver_of(np.ones((5, 3)), np.arange(5.0)) == 0
-
-
-@pytest.mark.parametrize("form", sorted({*FORMS} - {"overlapped"}))
-def test_scaling_a_curve_scales_every_time(form: str) -> None:
-    curve = fit_curve(form, SIZES, 1e-6 + SIZES[:, 1] * 1e-9)
-    assert curve.scaled(2.5).predict(SIZES) == pytest.approx(2.5 * curve.predict(SIZES))
-
-
-def test_lookup_goes_from_narrow_to_wide() -> None:
-    assert list(lookup_order("convolution/dense", "forward")) == [
-        ("convolution/dense", "forward"),
-        ("convolution", "forward"),
-        (ANY, "forward"),
-        (ANY, ANY),
-    ]
-    assert next(lookup_order("gemm", "backward")) == ("gemm", "backward")
-
-
 def test_rare_class_borrows_the_shape_and_keeps_its_level() -> None:
     common = [("gemm", "forward", size, 1e-5 + 1e-9 * size) for size in (1e3, 1e4, 1e5, 1e6)]
     curves = fit_class_curves(make_rows([*common, ("norm", "forward", 1e5, 1e-3)]), "linear")
@@ -517,30 +425,6 @@ def test_rare_class_borrows_the_shape_and_keeps_its_level() -> None:
     at_size, at_double = rare.curve.predict(sizes)
     assert at_size == pytest.approx(1e-3)
     assert 1e-3 < at_double < 2e-3
-
-
-def test_equal_sizes_do_not_decide_a_shape() -> None:
-    common = [("gemm", "forward", size, 1e-9 * size) for size in (1e3, 1e4, 1e5, 1e6)]
-    same = [("norm", "forward", 1e5, 2e-4)] * 10
-    curves = fit_class_curves(make_rows(common + same), "linear")
-    assert curves["norm", "forward"].shape_of == "* forward"
-    grown = curves["norm", "forward"].curve.predict(np.array([[0.0, 1e5, 0.0], [0.0, 1e6, 0.0]]))
-    assert grown[1] > 2 * grown[0]
-
-
-def test_level_is_set_by_the_sum_of_the_class() -> None:
-    entries = [
-        ("norm", "forward", size, 1e-9 * size * factor) for size, factor in ((1e3, 1), (1e4, 1), (1e5, 1), (1e8, 3))
-    ]
-    rows = make_rows(entries)
-    curve = fit_class_curves(rows, "linear")["norm", "forward"].curve
-    features = rows[["flop", "read_bytes", "write_bytes"]].to_numpy()
-    assert curve.predict(features).sum() == pytest.approx(rows["time_s"].sum())
-
-
-def test_views_cost_the_same_at_every_size() -> None:
-    rows = make_rows([("view", "forward", size, 1e-6) for size in (0.0, 10.0, 1e6, 1e7, 1e8)])
-    assert fit_class_curves(rows, "linear")["view", "forward"].curve.form == "constant"
 
 
 def test_a_class_without_a_curve_takes_the_one_most_alike() -> None:
@@ -558,15 +442,6 @@ def test_a_class_without_a_curve_takes_the_one_most_alike() -> None:
         (("norm", "backward"), (ANY, "backward")),
     ):
         assert find_class(curves, *asked)[0] == taken
-
-
-def test_find_class_needs_the_widest_curve() -> None:
-    with pytest.raises(InputError, match="no curve for gemm in forward"):
-        find_class({}, "gemm", "forward")
-
-
-def test_unchanged_curve_dataclass_predicts_zero_rows() -> None:
-    assert Curve("linear", (1.0, 0.0, 0.0, 0.0)).predict(np.zeros((0, 3))).shape == (0,)
 
 
 def held(residuals: list[float], operator_class: str = "gemm") -> pd.DataFrame:

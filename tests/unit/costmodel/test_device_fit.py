@@ -7,16 +7,8 @@ import pandas as pd
 import pytest
 from trioflow.base.errors import InputError
 from trioflow.costmodel.operators import curves
-from trioflow.costmodel.operators.class_curves import Recipe, fit_class_curves
-from trioflow.costmodel.operators.methods import (
-    DEVICE_METHODS,
-    DeviceData,
-    fit_device_data,
-    fit_device_model,
-    make_recipe,
-)
+from trioflow.costmodel.operators.methods import DEVICE_METHODS, DeviceData, fit_device_data, fit_device_model
 from trioflow.costmodel.operators.model import load_operator_model
-from trioflow.tables import to_arrow, validate
 from trioflow_evaluation.fits.operators import COLUMNS, without_workload
 from trioflow_evaluation.tables import OPERATORS
 from trioflow_evaluation.validation.operators import diagnose
@@ -57,25 +49,6 @@ def test_rescaling_follows_the_waves_where_lines_do_not(tile, data):
     assert errors[1] > 3 * errors[0]
 
 
-def test_shipped_takes_tiles_where_the_device_has_them(data):
-    recipe = make_recipe(data.unique, data.alone, data.pairs, "shipped", LIMITS)
-    assert recipe.chosen["gemm", "forward"] == "tile"
-    model, table = fit_device_data(data, "shipped")
-    validate(to_arrow(table, "operator_fit"), "operator_fit")
-    assert model.curves["gemm", "forward"].curve.form == "tile"
-    assert ("gemm/batched", "forward") in model.curves
-    assert ("elementwise/accumulation", "backward") in model.curves
-
-
-def test_gradient_accumulation_keeps_its_time_at_any_batch(tile):
-    before, after = make_step(512, 2), make_step(512, 16)
-    adds = (before["name"] == "aten::add_").to_numpy()
-    found = tile.rescale(before, after)
-    times = found.loc[adds, ["time_s", "low_s", "high_s"]].to_numpy()
-    assert times == pytest.approx(np.tile(recorded_s(before)[adds], (3, 1)).T, rel=1e-12)
-    assert not found["extrapolated"][adds].any()
-
-
 @pytest.mark.parametrize("method", sorted(DEVICE_METHODS))
 def test_every_method_is_deterministic_and_survives_its_file(method, tmp_path, monkeypatch):
     traces = make_gpu_traces()[:9]
@@ -91,46 +64,9 @@ def test_every_method_is_deterministic_and_survives_its_file(method, tmp_path, m
     pd.testing.assert_frame_equal(model.rescale(before, after), again.rescale(before, after))
 
 
-def test_a_curve_is_fitted_once_to_what_is_the_same_in_all(monkeypatch):
-    fitted, linear = [], curves._FITS["linear"]
-
-    def fit(sample):
-        fitted.append(sample)
-        return linear(sample)
-
-    monkeypatch.setattr(curves, "_kept_curves", {})
-    monkeypatch.setitem(curves._FITS, "linear", fit)
-    sizes, times = np.arange(12.0).reshape(4, 3), np.arange(1.0, 5.0)
-    given = [
-        (sizes, times),
-        (sizes + 1, times),
-        (sizes, times * 2),
-        (sizes[::-1], times),
-        (sizes, times, np.arange(1.0, 5.0)),
-        (sizes, times, None, 8.0),
-    ]
-    first = [curves.fit_curve("linear", *one) for one in given]
-    assert [curves.fit_curve("linear", *one) for one in given] == first
-    assert len(fitted) == len(given)
-    monkeypatch.setattr(curves, "_KEPT_CURVES", len(given))
-    curves.fit_curve("linear", *given[0])
-    curves.fit_curve("linear", sizes + 2, times)
-    assert len(curves._kept_curves) == len(given)
-    curves.fit_curve("linear", *given[0])
-    assert len(fitted) == len(given) + 1, "the one that was asked last for is kept longest"
-
-
 def test_unknown_method():
     with pytest.raises(InputError, match="'magic'"):
         fit_device_model(make_gpu_traces(), LIMITS, method="magic")
-
-
-def test_step_interval_widens_with_the_distance(tile):
-    halves = [np.log(tile.step_interval("rescale", d)[1]) for d in (0.1, 0.7, 1.4, 2.8)]
-    assert halves[0] == pytest.approx(halves[1], rel=0.05)  # below twofold: noise
-    assert halves[2] == pytest.approx(2 * halves[1], rel=0.05)
-    assert halves[3] == pytest.approx(2 * halves[2])
-    assert tile.step_interval()[1] > 1
 
 
 def test_few_workloads_at_two_batches_widen_the_interval():
@@ -196,15 +132,6 @@ def test_products_of_another_precision_are_set_aside():
     products = rows.rows[rows.rows["base"] == "gemm"]
     assert "other" not in set(products["workload"])
     assert "other" in set(rows.rows["workload"])
-
-
-def test_repeated_layers_count_once_in_shape():
-    rows = DeviceData.prepare(make_gpu_traces(), LIMITS)
-    assert len(rows.unique) == len(rows.rows) / 2
-    assert rows.unique["count"].sum() == len(rows.rows)
-    recipe = Recipe("bytes", {}, 1.0, distinct=True)
-    one = fit_class_curves(rows.unique, recipe)
-    assert one["transcendental", "forward"].rows == 24
 
 
 def test_diagnosis_shows_held_out_residuals_by_size(data):

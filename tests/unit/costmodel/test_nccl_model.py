@@ -80,21 +80,6 @@ def test_constants_follow_the_version() -> None:
     assert recognise_device("something").links == 0
 
 
-def test_bus_bandwidth_factors() -> None:
-    factors = {
-        "all_reduce": 1.75,
-        "all_gather": 0.875,
-        "reduce_scatter": 0.875,
-        "all_to_all": 0.875,
-        "broadcast": 1.0,
-        "reduce": 1.0,
-        "send": 1.0,
-        "scatter": 0.875,
-        "gather": 0.875,
-    }
-    assert {name: wire_factor(name, 8) for name in COLLECTIVES} == factors
-
-
 def test_calibration_finds_the_factors_that_made_the_times() -> None:
     rows = pd.DataFrame(
         [(n, 1, float(2**k)) for n in (2, 4, 8) for k in range(9, 30)], columns=["ranks", "nodes", "message_bytes"]
@@ -150,25 +135,6 @@ def test_times_grow_with_the_message(model: PlatformCollectives, method: str, co
     assert all(0 < a.low_s <= a.time_s <= a.high_s < math.inf for a in answers)
 
 
-def test_words_and_widths_follow_the_distance(model: PlatformCollectives) -> None:
-    asked = {
-        "measured": ("all_reduce", 4, 2**20),
-        "interpolated": ("all_reduce", 4, 3 * 2**19),
-        "extrapolated": ("all_reduce", 4, 2**34),
-        "uncalibrated": ("broadcast", 4, 2**20),
-    }
-    found = {word: model.time_s(*question) for word, question in asked.items()}
-    assert [answer.confidence for answer in found.values()] == list(asked)
-    width = {word: a.high_s / a.low_s for word, a in found.items()}
-    assert width["measured"] <= width["interpolated"] * (1 + 1e-9)
-    assert width["interpolated"] < width["extrapolated"]
-    assert width["measured"] < width["uncalibrated"]
-    assert model.time_s("all_reduce", 3, 2**20).confidence == "interpolated"
-    assert model.time_s("all_reduce", 16, 2**20, nodes=1).confidence == "extrapolated"
-    near, far = (model.time_s("all_reduce", n, 2**24, nodes=1) for n in (16, 64))
-    assert near.high_s / near.low_s < far.high_s / far.low_s
-
-
 def test_left_out_ranks_are_found_again() -> None:
     truth = median_points(make_samples())
     for asked, given in ((4, (2, 8)), (8, (2, 4))):
@@ -178,12 +144,6 @@ def test_left_out_ranks_are_found_again() -> None:
             abs(fitted.time_s(r.collective, asked, r.message_bytes).time_s / r.time_s - 1) for r in rows.itertuples()
         ]
         assert np.mean(errors) < 0.1
-
-
-def test_one_bandwidth_ignores_ranks_and_operation(model: PlatformCollectives) -> None:
-    one = model.using("one-bandwidth")
-    times = {one.time_s(c, n, 2**25).time_s for c in ("all_reduce", "all_gather") for n in (2, 4, 8)}
-    assert len(times) == 1
 
 
 def test_saved_models_answer_alike(model: PlatformCollectives, tmp_path) -> None:

@@ -22,14 +22,11 @@ from trioflow.costmodel.new_gpu.carry import (
     NewGpuBand,
     NewGpuModel,
     derive_operator_model,
-    label_new_gpu,
     load_new_gpu_model,
-    new_gpu_interval,
     retime_trace,
     scale_trace,
 )
-from trioflow.costmodel.new_gpu.rules import Exponents, find_exponents, list_rules, reachable_share
-from trioflow.costmodel.operators.model import fit_operator_model
+from trioflow.costmodel.new_gpu.rules import Exponents, reachable_share
 from trioflow.costmodel.uncertainty import RATIO, TIMER, anchor_step
 from trioflow.hardware.machine import (
     OWN,
@@ -43,7 +40,7 @@ from trioflow.hardware.machine import (
 )
 from trioflow.hardware.platform import load_platform
 from trioflow.prediction.assembly import time_operators
-from trioflow.trace.facts import Facts, check_facts
+from trioflow.trace.facts import Facts
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 from trioflow.trace.store import Trace
@@ -55,7 +52,6 @@ from trioflow_evaluation.fits.new_gpu import (
     leave_out,
     pair_rows,
     predict_held_out,
-    summarise_residuals,
 )
 
 from costmodel.gpu_synthetic import law_rows
@@ -91,11 +87,6 @@ def ratios(rule: str, source: Any, target: Any, precision: str = "fp32", **named
     return list(predicted["time_s"] / (frame["device_ns"] * 1e-9))
 
 
-def test_bandwidth_rule_is_the_ratio_of_bandwidths() -> None:
-    wanted = 3350.0 / 696.0
-    assert ratios("bandwidth", H100, A40) == pytest.approx([wanted, wanted, 1.0])
-
-
 def test_ours_carries_the_share_of_the_roofline_over() -> None:
     """Without a fit a product follows the peaks, an addition the bandwidths."""
     found = ratios("ours", H100, A40, floor_s=0.0)
@@ -107,13 +98,6 @@ def test_precision_decides_which_peak_counts() -> None:
     assert ratios("ours", H100, A40, "bf16", floor_s=0.0)[0] == pytest.approx(989.0 / 149.7)
     # A V100 has no tf32: its products run on the vector units.
     assert ratios("ours", H100, V100, "tf32", floor_s=0.0)[0] == pytest.approx(494.7 / 14.0)
-
-
-def test_the_launch_floor_is_kept() -> None:
-    frame = operators(device_ns=[20_000_000, 2_000_000, 5_000])
-    default = scale_trace(frame, H100, A40, precision="fp32", model=PLAIN)
-    wanted = 5e-6 + (2e-3 - 5e-6) * 3350.0 / 696.0
-    assert default["time_s"].iloc[1] == pytest.approx(wanted, rel=1e-6)
 
 
 def test_nothing_is_faster_than_its_roofline() -> None:
@@ -135,30 +119,6 @@ def test_habitat_by_hand() -> None:
     found = scale_trace(frame, H100, A40, rule="habitat", precision="fp32", model=PLAIN)
     assert found["time_s"].iloc[0] / 20e-3 == pytest.approx(wanted)
     assert found["time_s"].iloc[1] / 2e-3 == pytest.approx(3350 / 696)
-
-
-def test_li_scales_slopes_and_keeps_constants() -> None:
-    sizes = np.array([1e6, 4e6, 16e6])
-    frame = pd.DataFrame(
-        {
-            "name": "aten::relu",
-            "phase": "forward",
-            "flop": 0,
-            "read_bytes": sizes,
-            "write_bytes": sizes,
-            "device_ns": (10e3 + 1e-3 * sizes).astype(int),
-        }
-    )
-    found = scale_trace(frame, H100, A40, rule="li", precision="fp32", model=PLAIN)
-    wanted = 10e-6 + 1e-12 * sizes * 3350 / 696
-    assert found["time_s"].to_numpy() == pytest.approx(wanted, rel=1e-6)
-
-
-def test_the_traced_gpu_itself_stays_as_it_is() -> None:
-    for rule in list_rules():
-        found = scale_trace(operators(), A100, A100, rule=rule, precision="fp32", model=PLAIN)
-        assert list(found["time_s"]) == [20e-3, 2e-3, 40e-3]
-        assert (found["low_s"] == found["high_s"]).all() and not found["extrapolated"].any()
 
 
 def test_there_and_back_is_the_same() -> None:
@@ -219,34 +179,6 @@ def test_what_is_fitted_never_sees_the_left_out_chip_or_workload(law_pairs: pd.D
     assert leave_out(law_pairs, None, BENCHMARKS).empty
 
 
-def test_two_chips_are_too_few_for_exponents(law_pairs: pd.DataFrame) -> None:
-    chips = ("GA100", "GV100")
-    two = law_pairs[law_pairs["source_chip"].isin(chips) & law_pairs["target_chip"].isin(chips)]
-    assert len(two) >= 12
-    assert fit_exponents(two) == {}
-
-
-def test_intervals_come_from_held_out_residuals(law_pairs: pd.DataFrame) -> None:
-    held = {rule: predict_held_out(law_pairs, rule) for rule in ("bandwidth", "ours")}
-    bands, steps = summarise_residuals(held)
-    for rule, frame in held.items():
-        logs = np.log(frame["target_s"] / frame["held_out_s"])
-        band = bands[rule]["gemm"]
-        assert ((logs >= band.low_log) & (logs <= band.high_log)).mean() >= 0.8
-    assert steps["bandwidth"].high_log > 3 * steps["ours"].high_log
-    assert steps["ours"].residuals == 15, "pairs of the six chips"
-
-
-def test_classes_that_were_not_fitted_borrow() -> None:
-    gemm, rest = (Exponents(p, 15.0, 1e-6, 0.5) for p in (0.5, 0.0))
-    fitted = {"gemm": gemm, "*": rest}
-    assert find_exponents(fitted, "gemm") == (gemm, True)
-    assert find_exponents(fitted, "convolution") == (gemm, False)
-    assert find_exponents(fitted, "pooling") == (rest, False)
-    on_tensor_cores, own = find_exponents(fitted, "gemm:tensor")
-    assert on_tensor_cores.power == 0.0 and not own, "vector units say nothing of tensor cores"
-
-
 def test_a_model_survives_its_file(tmp_path: Any) -> None:
     model = load_new_gpu_model()
     model.save(tmp_path / "model.json")
@@ -278,30 +210,6 @@ def gpu_trace(**facts: Any) -> Trace:
         **facts,
     }
     return Trace(table, pd.DataFrame(), Facts(**told))
-
-
-def test_a_trace_becomes_another_gpu_s() -> None:
-    trace = gpu_trace()
-    moved = retime_trace(trace, "NVIDIA A40")
-    before, after = (float(t.operators["device_ns"].sum()) * 1e-9 for t in (trace, moved))
-    assert after > 2 * before
-    assert moved.facts.device_name == "NVIDIA A40"
-    told = moved.facts.new_gpu
-    assert told["label"] == "new GPU: NVIDIA A40 from NVIDIA H100 80GB HBM3"
-    assert told["source_device"] == "NVIDIA H100 80GB HBM3" and told["rule"] == "ours"
-    assert told["traced"]["measured_end_to_end_s"] == 1.0
-    assert moved.facts.measured_end_to_end_s > 2.0, "carried over as the operators are"
-    assert moved.facts.warnings[0] == "older"
-    assert moved.facts.warnings[-1].startswith(told["label"])
-    low, high = new_gpu_interval(moved.facts)
-    assert low < 0.9 and high > 1.1 and new_gpu_interval(trace.facts) == (1.0, 1.0)
-    host_s = trace.facts.step_time_s - before
-    assert moved.facts.step_time_s - after == pytest.approx(host_s, rel=1e-6)
-    assert moved.facts.busy_s == pytest.approx(after)
-    assert moved.operators["start_ns"].is_monotonic_increasing
-    assert (moved.operators["device_ns"] >= 0).all()
-    assert trace.facts.device_name == "NVIDIA H100 80GB HBM3", "the given trace is untouched"
-    check_facts(moved.facts.to_dict())
 
 
 def test_operators_timed_one_by_one_are_anchored_on_a_new_gpu_too() -> None:
@@ -359,37 +267,6 @@ def test_traces_that_tell_nothing_are_refused() -> None:
         retime_trace(retime_trace(gpu_trace(), A40), A100)
     with pytest.raises(PlatformError, match="no data sheet describes 'cpu'"):
         retime_trace(gpu_trace(device_name="cpu"), A40)
-
-
-def test_deterministic() -> None:
-    first, second = (retime_trace(gpu_trace(), A40) for _ in range(2))
-    pd.testing.assert_frame_equal(first.operators, second.operators)
-    assert first.facts == second.facts
-
-
-def test_an_operator_model_is_derived_with_wider_intervals() -> None:
-    traces = [gpu_trace(workload=name, batch=batch) for name, batch in (("a", 8), ("b", 8))]
-    traces[1] = dataclasses.replace(traces[1], operators=make_operators([96, 160], batch=8))
-    base, _ = fit_operator_model(traces, method="roofline")
-    derived = derive_operator_model(base, "NVIDIA A40", precision="tf32")
-    assert derived.device_name == "NVIDIA A40"
-    assert "new GPU: NVIDIA A40 from NVIDIA H100" in derived.method
-    table = traces[0].operators
-    there, here = base.predict(table), derived.predict(table)
-    timed = there["time_s"] > 0
-    assert (here["time_s"] > there["time_s"])[timed].mean() > 0.5
-    width = [(f["high_s"] / f["low_s"])[timed & (f["low_s"] > 0)].median() for f in (there, here)]
-    assert width[1] > width[0]
-    same = derived.rescale(table, table)
-    assert same["time_s"].to_numpy() == pytest.approx(table["device_ns"] * 1e-9)
-    grown = derived.rescale(table, table.assign(flop=2 * table["flop"]))
-    assert (grown["time_s"] >= same["time_s"] - 1e-12).all()
-    with pytest.raises(InputError, match="is not saved"):
-        derived.save("anywhere.json")
-
-
-def test_label() -> None:
-    assert label_new_gpu(A100, A40) == "new GPU: NVIDIA A40 from NVIDIA A100 80GB PCIe"
 
 
 MODEL = LanguageModel("dense", 1, 2048, 16, 16, 128, 8192, 32000)

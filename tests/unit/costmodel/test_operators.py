@@ -29,7 +29,6 @@ from trioflow.cli import main
 from trioflow.costmodel.features import (
     ENTRY_POINTS,
     OperatorModel,
-    TraceLike,
     base_class,
     class_of_name,
     classify,
@@ -37,7 +36,6 @@ from trioflow.costmodel.features import (
     feature_matrix,
     find_operator_model,
 )
-from trioflow.costmodel.operators import products
 from trioflow.costmodel.operators.class_curves import collect_rows, pair_rows
 from trioflow.costmodel.operators.curves import choose_least, rounded, solve_nonnegative, split_groups
 from trioflow.costmodel.operators.methods import (
@@ -54,8 +52,6 @@ from trioflow.costmodel.operators.products import PRODUCTS, product_columns, sca
 
 from costmodel.gpu_synthetic import make_gpu_trace, make_gpu_traces, make_step
 from costmodel.synthetic import law_s, make_operators, make_trace, make_traces
-
-SIZES = ["flop", "read_bytes", "write_bytes"]
 
 
 @pytest.fixture(scope="module")
@@ -82,42 +78,6 @@ def test_known_law_is_recovered_on_an_unseen_batch(model: OperatorCostModel) -> 
     assert not found["extrapolated"].any()
 
 
-def test_rescaling_keeps_what_is_special_about_an_operator(model: OperatorCostModel) -> None:
-    recorded, target = make_operators([64, 128], 4), make_operators([64, 128], 16)
-    slow = recorded.assign(device_ns=recorded["device_ns"] * 3)
-    plain, tripled = model.rescale(recorded, target), model.rescale(slow, target)
-    assert tripled["time_s"].to_numpy() == pytest.approx(3 * plain["time_s"].to_numpy())
-    assert plain["time_s"].to_numpy() == pytest.approx(target["device_ns"] * 1e-9, rel=1e-3)
-
-
-def test_rescaling_does_not_make_the_constant_part_grow(model: OperatorCostModel) -> None:
-    recorded = make_operators([128], 4)
-    adds = recorded["name"] == "aten::add"
-    target = recorded.assign(**{name: recorded[name] * 10 for name in SIZES})
-    ratio = model.rescale(recorded, target)["time_s"] / (recorded["device_ns"] * 1e-9)
-    assert (ratio[adds] > 1.0).all()
-    assert (ratio[adds] < 9.0).all()
-    views = recorded["name"] == "aten::t"
-    assert ratio[views].to_numpy() == pytest.approx(1.0, rel=1e-12)
-
-
-def test_unchanged_sizes_return_the_recorded_time_exactly(noisy: OperatorCostModel) -> None:
-    operators = make_operators([64, 4000], 16, noise=0.3)
-    assert noisy.predict(operators)["extrapolated"].any()
-    target = operators.copy()
-    target.loc[3:, "flop"] = target.loc[3:, "flop"] * 2
-    found = noisy.rescale(operators, target)
-    same = (operators[SIZES] == target[SIZES]).all(axis=1)
-    assert same.any()
-    assert not same.all()
-    exact = (operators["device_ns"] / 1_000_000_000)[same]
-    for column in ("time_s", "low_s", "high_s"):
-        assert (found.loc[same, column] == exact).all()
-    assert not found.loc[same, "extrapolated"].any()
-    assert found.loc[~same & (operators["flop"] > 0), "extrapolated"].any()
-    assert (found.loc[~same, "low_s"] < found.loc[~same, "high_s"]).all()
-
-
 def test_index_follows_the_operators(model: OperatorCostModel) -> None:
     operators = make_operators([64], 4).iloc[::-1].set_index(pd.Index([f"o{i}" for i in range(8)]))
     assert model.predict(operators).index.equals(operators.index)
@@ -130,36 +90,6 @@ def test_empty_tables_are_legal(model: OperatorCostModel) -> None:
     empty = tables.empty("operators")
     assert list(model.predict(empty).columns) == ["time_s", "low_s", "high_s", "extrapolated"]
     assert model.rescale(empty, empty).empty
-
-
-def test_extrapolation_is_said(model: OperatorCostModel) -> None:
-    operators = make_operators([2048], 16)
-    found = model.predict(operators)["extrapolated"]
-    assert found[operators["name"] != "aten::t"].all()
-    unknown = operators.assign(name="aten::cumsum")
-    assert model.predict(unknown)["extrapolated"].all()
-    target = operators.assign(flop=operators["flop"] * 2)
-    assert model.rescale(operators, target)["extrapolated"][operators["flop"] > 0].all()
-
-
-def test_unknown_classes_fall_back_to_the_phase(model: OperatorCostModel) -> None:
-    unknown = make_operators([64, 256], 8).assign(name="vendor::new_kernel")
-    found = model.predict(unknown)
-    assert (found["time_s"] > 0).all()
-    moved = unknown["read_bytes"] > 0
-    assert found["time_s"][moved].max() > found["time_s"][moved].min()
-
-
-def test_rescale_interval_widens_with_the_distance(noisy: OperatorCostModel) -> None:
-    operators = make_operators([128], 4)
-    widths = []
-    for factor in (2, 4, 8):
-        target = operators.assign(**{name: operators[name] * factor for name in SIZES})
-        found = noisy.rescale(operators, target)[operators["name"] == "aten::linear"]
-        assert (found["low_s"] <= found["time_s"]).all()
-        assert (found["time_s"] <= found["high_s"]).all()
-        widths.append(float((found["high_s"] / found["low_s"]).iloc[0]))
-    assert 1.0 < widths[0] < widths[1] < widths[2]
 
 
 def test_intervals_cover_most_of_what_noise_does(noisy: OperatorCostModel) -> None:
@@ -181,27 +111,6 @@ def test_step_interval_rests_on_left_out_workloads(noisy: OperatorCostModel) -> 
         noisy.step_interval("guess")
 
 
-def test_step_interval_is_wide_and_labelled_with_little_data(noisy: OperatorCostModel) -> None:
-    pair = make_traces(noise=0.1)[:2]
-    alone = fit(pair)
-    assert alone.step_interval_basis().startswith("one workload only")
-    assert alone.step_interval()[1] > noisy.step_interval()[1]
-    single = fit(pair[:1])
-    assert single.step_interval() == pytest.approx((0.5, 2.0))
-    assert single.step_interval_basis().startswith("assumed")
-    target = pair[0].operators.assign(flop=pair[0].operators["flop"] * 2)
-    found = single.rescale(pair[0].operators, target)
-    changed = target["flop"] != pair[0].operators["flop"]
-    assert (found["high_s"] > found["time_s"])[changed].all()
-    assert (found["high_s"] == found["low_s"])[~changed].all()
-
-
-def test_rescale_bands_come_from_sizes_that_changed(noisy: OperatorCostModel) -> None:
-    assert ("gemm", "forward") in noisy.rescale_bands
-    assert ("view", "forward") in noisy.predict_bands
-    assert ("view", "forward") not in noisy.rescale_bands
-
-
 def test_captures_of_one_batch_are_no_pair() -> None:
     twice = [make_trace("one", [64, 128], 4, noise=0.1, seed=seed) for seed in (1, 2)]
     assert pair_rows(collect_rows(twice)).empty
@@ -211,41 +120,6 @@ def test_captures_of_one_batch_are_no_pair() -> None:
     assert len(pairs) == 2 * 2 * 16
     batches = set(zip(thrice.loc[pairs["recorded"], "batch"], thrice.loc[pairs["target"], "batch"], strict=True))
     assert batches == {(4, 8), (8, 4)}
-
-
-def test_fit_table_reports_every_class() -> None:
-    traces = make_traces(noise=0.05)
-    _, table = fit_operator_model(traces)
-    tables.validate(tables.to_arrow(table, "operator_fit"), "operator_fit")
-    assert table["operators"].sum() == sum(len(trace.operators) for trace in traces)
-    assert table["time_share"].sum() == pytest.approx(1.0)
-    gemm = table[(table["operator_class"] == "gemm") & (table["phase"] == "forward")].iloc[0]
-    assert gemm["driver"] in ("flop", "read_bytes", "write_bytes")
-    assert gemm["r_squared"] > 0.9
-    assert abs(gemm["held_out_error"]) < 0.2
-    assert 0 < gemm["held_out_absolute_error"] < 0.3
-
-
-def test_driver_is_the_feature_that_decides() -> None:
-    traces = make_traces()
-    for trace in traces:
-        trace.operators["device_ns"] = trace.operators["write_bytes"] * 3 + 1000
-    _, table = fit_operator_model(traces)
-    assert set(table.loc[table["operator_class"] == "gemm", "driver"]) == {"write_bytes"}
-
-
-def test_held_out_errors_are_null_for_one_workload() -> None:
-    _, table = fit_operator_model(make_traces()[:2])
-    assert table["held_out_error"].isna().all()
-    assert table["held_out_absolute_error"].isna().all()
-
-
-def test_held_out_errors_come_from_other_workloads() -> None:
-    traces = make_traces()
-    for trace in traces[:2]:
-        trace.operators["device_ns"] *= 4
-    _, table = fit_operator_model(traces)
-    assert (table.loc[table["operator_class"] == "gemm", "held_out_absolute_error"] > 0.1).all()
 
 
 def test_workload_names_do_not_matter() -> None:
@@ -274,19 +148,6 @@ def test_every_method_fits_saves_and_loads(method: str, tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(first.rescale(operators, target), again.rescale(operators, target))
     assert again.step_interval() == first.step_interval()
     assert json.loads((tmp_path / "a.json").read_text())["method"] == method
-
-
-def test_file_is_stamped_and_readable(model: OperatorCostModel, tmp_path: Path) -> None:
-    source = tmp_path / "operators.parquet"
-    source.write_bytes(b"rows")
-    model.save(tmp_path / "model.json", inputs=[source])
-    content = json.loads((tmp_path / "model.json").read_text())
-    assert list(content["provenance"]["inputs"]) == [f"{tmp_path.name}/operators.parquet"]
-    assert content["facts"]["traces"] == [
-        f"{name}-b{batch}" for name in ("middle", "narrow", "wide") for batch in (16, 4)
-    ]
-    kinds = {(entry["operator_class"], entry["phase"]) for entry in content["classes"]}
-    assert {("gemm", "forward"), ("convolution/dense", "backward"), ("*", "*")} <= kinds
 
 
 @pytest.mark.parametrize(
@@ -526,42 +387,6 @@ def test_shapes_that_do_not_explain_the_work_are_no_product(name, inputs, output
     assert describe(name, inputs, outputs, flop) == (0,) * len(PRODUCTS)
 
 
-def test_a_batch_scales_the_dimension_that_carries_it():
-    before, after = make_step(512, 2), make_step(512, 7)
-    features = ["flop", "read_bytes", "write_bytes"]
-    known, expected = (product_columns(f, list(classify(f))) for f in (before, after))
-    scaled = scale_products(known, before[features].to_numpy(float), after[features].to_numpy(float))
-    assert (expected[:, 0] > 0).sum() == 6
-    np.testing.assert_array_equal(scaled, expected)
-
-
-def test_equal_layers_are_looked_at_once(monkeypatch):
-    asked = []
-    whole = products._scale_one
-    monkeypatch.setattr(products, "_scale_one", lambda *row: asked.append(row) or whole(*row))
-    before, after = make_step(512, 2), make_step(512, 7)
-    features = ["flop", "read_bytes", "write_bytes"]
-    known = product_columns(before, list(classify(before)))
-    sizes = before[features].to_numpy(float), after[features].to_numpy(float)
-    once = scale_products(known, *sizes)
-    count = len(asked)
-    layers = scale_products(np.tile(known, (80, 1)), *(np.tile(size, (80, 1)) for size in sizes))
-    assert len(asked) == 2 * count
-    np.testing.assert_array_equal(layers, np.tile(once, (80, 1)))
-
-
-def test_a_batch_of_convolutions_lengthens_m():
-    def features(batch):
-        data, weight, result = batch * 512 * 196, 512 * 512 * 9, batch * 512 * 196
-        flop = 2 * 2 * batch * 196 * 512 * 512 * 9
-        return np.array([[flop, 4.0 * (result + data + weight), 4.0 * (data + weight)]])
-
-    reuse = 9.0
-    product = np.array([[1.0, 128 * 196, 512, 4608, 0, 1, 1, reuse]])
-    scaled = scale_products(product, features(128), features(512))
-    assert scaled[0, :4].tolist() == [1, 512 * 196, 512, 4608]
-
-
 def test_a_shard_scales_its_own_dimension():
     product = np.array([[1.0, 512, 1024, 256, 1, 0, 0, 1]])
 
@@ -683,10 +508,6 @@ def test_broken_and_double_registrations_are_named(monkeypatch: pytest.MonkeyPat
     register(monkeypatch, f"{__name__}:fit_like_ours", "no_such_module:fit")
     with pytest.raises(InputError, match="registered 2 times"):
         find_operator_model("mine")
-
-
-def test_what_a_trace_must_have() -> None:
-    assert isinstance(make_traces()[0], TraceLike)
 
 
 def test_coefficients_are_not_negative_and_columns_of_nothing_stay_out() -> None:

@@ -68,25 +68,6 @@ def test_is_repaid(folder: Path) -> None:
     assert compiled.is_repaid(compiled.UNLOADED_FROM_EVENTS)
 
 
-def test_is_repaid_sooner_where_kernels_are_loaded(folder: Path) -> None:
-    compiled._loaded[compiled.KERNELS] = object()
-    assert not compiled.is_repaid(compiled.LOADED_FROM_EVENTS - 1)
-    assert compiled.is_repaid(compiled.LOADED_FROM_EVENTS)
-
-
-def test_folder_is_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = compiled.find_cache_folder()
-    assert found is not None
-    assert found.parent == tmp_path / "trioflow"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", lambda: tmp_path / "me")
-    found = compiled.find_cache_folder()
-    assert found is not None
-    assert found.parent == tmp_path / "me" / ".cache" / "trioflow"
-
-
 def test_without_a_home_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
@@ -131,14 +112,6 @@ def test_damaged_cache_is_made_anew_or_done_without(
         compiled.execute(None)
     assert [kernel.ran for kernel in made] == [0] * damaged + [2]
     assert folder.exists() == (damaged == 0)
-
-
-def test_error_of_a_kernel_that_is_compiled_is_raised(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = Kernel([], 1)
-    kernel.signatures = ["compiled"]
-    monkeypatch.setattr(compiled, "_bind_compiled", lambda: kernel)
-    with pytest.raises(EOFError):
-        compiled.execute(None)
 
 
 @pytest.mark.slow

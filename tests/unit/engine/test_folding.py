@@ -18,14 +18,7 @@ from trioflow.costmodel.collectives.model import load_collective_model
 from trioflow.costmodel.features import OperatorModel
 from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model
 from trioflow.engine.folding import fold as folding
-from trioflow.engine.folding.fold import (
-    TooLargeError,
-    check_division,
-    check_expansion,
-    divide,
-    estimate_bytes,
-    fold_program,
-)
+from trioflow.engine.folding.fold import TooLargeError, check_division, check_expansion, divide, estimate_bytes
 from trioflow.engine.simulate import SimulationOptions, _simulate, simulate, simulate_interval
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.platform import BUILDERS, load_platform
@@ -98,25 +91,6 @@ def test_real_plans_fold_on_real_platforms(
     assert once.summary.events < every.summary.events
 
 
-@pytest.mark.parametrize(
-    ("degrees", "platform", "classes"),
-    [
-        # The replicas' ring stays in the node behind every other rank, and leaves it behind the rest.
-        ({"data": 8, "tensor": 2}, "dgx-a100", 2),
-        ({"data": 4, "tensor": 4, "pipeline": 2, "schedule": "1f1b"}, "dgx-h100", 4),
-    ],
-)
-def test_places_in_a_node_that_differ_divide_classes(
-    degrees: dict[str, Any], platform: str, classes: int, trace: Trace, model: OperatorModel
-) -> None:
-    graph = build(trace, model, **degrees)
-    machine = load_platform(platform, graph.metadata.ranks)
-    once = simulate(graph, machine, engine="compiled")
-    assert once.summary.folded, once.summary.unfolded_reason
-    assert once.summary.executed_ranks == classes
-    assert_same(once, simulate(graph, machine, engine="compiled", fold=False))
-
-
 def make_units(ranks: int, **changes: Any) -> Platform:
     """Two nodes of two ranks below each set of leaves."""
     links = build_rail_optimised(
@@ -155,16 +129,6 @@ def test_leaf_sets_stay_alike_below_uplinks_that_hold_nobody_back(
     assert_same(once, simulate(graph, machine, engine=engine, fold=False))
     uplinks = {k: v for k, v in once.summary.link_bytes.items() if "spine" in k}
     assert any(uplinks.values())
-
-
-def test_the_interval_folds_too(trace: Trace, model: OperatorModel) -> None:
-    graph = build(trace, model, data=4)
-    machine = load_platform("h100x8-nvlink", 4)
-    once = simulate_interval(graph, machine, COLLECTIVES)
-    every = simulate_interval(graph, machine, COLLECTIVES, fold=False)
-    assert_same(once, every)
-    for key in ("low_s", "high_s"):
-        assert getattr(once.summary, key) == getattr(every.summary, key)
 
 
 @pytest.mark.parametrize("fold", [True, False])
@@ -284,28 +248,6 @@ def test_a_link_that_flows_of_a_class_share_counts_them_all() -> None:
     assert apart.flow_class[0] == apart.flow_class[1] == apart.flow_class[2] != apart.flow_class[3]
 
 
-def test_one_graph_is_folded_once_however_fast_its_links_are_said_to_be(
-    trace: Trace, model: OperatorModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graph, platform = build(trace, model, data=16), load_platform("dgx-a100", 16)
-    made = []
-    monkeypatch.setattr(
-        "trioflow.engine.simulate.fold_program", lambda *given, **named: made.append(1) or fold_program(*given, **named)
-    )
-    asked: list[dict[str, Any]] = [
-        {"network": network, "communication_scale": scale}
-        for network in ("fair_share", "contention_free")
-        for scale in (1.0, 3.0, 0.5)
-    ]
-    told = [simulate(graph, platform, COLLECTIVES, **one) for one in asked]
-    assert all(one.summary.folded for one in told) and len(made) == 2, "once on each network"
-    simulate(graph, platform, COLLECTIVES, compute_scale=2.0)
-    simulate(graph, load_platform("dgx-a100", 16), COLLECTIVES)
-    assert len(made) == 4, "other times and another platform are other questions"
-    for one, options in zip(told, asked, strict=True):
-        assert_same(one, simulate(graph, platform, COLLECTIVES, **options, fold=False))
-
-
 RANKS = 6
 SWITCH = Platform("switch", Device("chip", "gpu", 10**9, {}), RANKS, tuple(BUILDERS["switch"](RANKS, 1000.0, 0.013)))
 
@@ -356,12 +298,6 @@ def test_collectives_of_one_stream_are_single_events(engine: str) -> None:
     every = simulate(graph, SWITCH, algorithms="ring", aggregate=False, engine=engine).summary
     # 4 collectives of 2 (6 - 1) rounds of 6 messages, each of which starts and ends.
     assert every.events == 2 * len(graph.tasks) + 2 * 4 * 10 * 6
-
-
-def test_collectives_on_links_of_their_own_are_single_events_at_the_same_time() -> None:
-    """Groups of two streams whose rings cross different links of a switch."""
-    graph = make_graph([("all_reduce", group, "communication", 1000, EVEN) for group in ((0, 2, 4), (1, 3, 5))])
-    assert compare(graph, SWITCH) == 2
 
 
 @pytest.mark.parametrize("other", ["collective", "message"])

@@ -1,4 +1,4 @@
-"""Planners are kept for the next simulation on the same platform object, and no longer."""
+"""What a simulation answers of small graphs, by hand: overlap, scales, intervals, words, the critical path."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,20 +9,11 @@ from measured_cost import Measured
 from oracles.plain_engine import PlainFairShareNetwork
 from trioflow import tables
 from trioflow.base.errors import InputError, SimulationError
-from trioflow.engine.simulate import (
-    ENGINES,
-    MESSAGES,
-    PLANNERS,
-    keep_planner,
-    make_planner,
-    simulate,
-    simulate_interval,
-)
+from trioflow.engine.simulate import ENGINES, simulate, simulate_interval
 from trioflow.export.step_tables import build_critical_path
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.platform import BUILDERS, load_platform
 from trioflow.hardware.topologies.grids import build_ring
-from trioflow.network.message_planner import WHOLE, Chunks
 from trioflow.network.networks import NETWORKS
 from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
 from trioflow.report.intervals import measure_intervals, merge_intervals, subtract_intervals
@@ -168,15 +159,6 @@ def test_host_and_memcpy_tasks() -> None:
     assert summary.link_bytes == {"rank0->rank1": 0.0, "rank1->rank0": 0.0}
 
 
-def test_host_stream_is_no_compute_but_host_in_the_compute_stream_is() -> None:
-    builder = TaskGraphBuilder()
-    launch = builder.add(0, "host", "host", "launch", duration_s=1.0)
-    builder.add(0, "compute", "compute", "work", duration_s=2.0, after=[launch])
-    builder.add(0, "compute", "host", "python", duration_s=0.5)
-    summary = simulate(builder.build(), make_platform()).summary
-    assert (summary.step_time_s, summary.busy_s, summary.compute_s) == (3.5, 2.5, 2.5)
-
-
 def test_collective_with_a_duration_needs_no_network() -> None:
     builder = TaskGraphBuilder()
     match = builder.new_match()
@@ -205,11 +187,6 @@ def test_interval() -> None:
     assert result.summary.high_s == 17.0
     alone = simulate(graph, make_platform(), Cost())
     pd.testing.assert_frame_equal(result.timeline, alone.timeline)
-
-
-def test_interval_collapses_without_spread() -> None:
-    summary = simulate_interval(data_parallel(), make_platform(), compute_scale=[1.0, 1.5]).summary
-    assert summary.low_s == summary.step_time_s == summary.high_s
 
 
 def test_worst_confidence_and_warnings() -> None:
@@ -396,44 +373,3 @@ def test_the_busiest_rank_computes_most_however_slow_the_network() -> None:
 @pytest.fixture
 def platform() -> Platform:
     return load_platform("a100x4-nvlink", 2)
-
-
-def test_one_platform_has_one_planner_for_each_end_of_an_interval(platform: Platform) -> None:
-    first = keep_planner(platform, None, "time_s")
-    assert keep_planner(platform, None, "time_s") is first
-    low = keep_planner(platform, None, "low_s")
-    assert low is not first
-    assert low.router is first.router, "no bound changes a route: each is found once"
-    assert low.build("all_reduce", 8, (0, 1)).shape is first.build("all_reduce", 8, (0, 1)).shape
-    assert keep_planner(load_platform("a100x4-nvlink", 2), None, "time_s") is not first
-    assert keep_planner(platform, None, "time_s") is first
-
-
-def test_what_is_kept_has_an_end(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = keep_planner(platform, None, "time_s")
-    for _ in range(PLANNERS.most):
-        keep_planner(load_platform("a100x4-nvlink", 2), None, "time_s")
-    assert len(PLANNERS._kept) == PLANNERS.most
-    assert keep_planner(platform, None, "time_s") is not first, "it was the longest unused"
-    monkeypatch.setattr(PLANNERS, "uses", 3)
-    used = [keep_planner(platform, None, "high_s") for _ in range(4)]
-    assert used[0] is used[2] and used[3] is not used[0]
-
-
-def test_a_platform_that_is_gone_leaves_its_identity_to_nobody(platform: Platform) -> None:
-    keep_planner(platform, None, "time_s")
-    for (_, (_, identity), *_), known in PLANNERS._kept.items():
-        assert id(known.made_of[0]) == identity
-
-
-def test_those_that_plan_messages_are_kept_for_the_same_question_only(platform: Platform) -> None:
-    first = make_planner(platform, None, "time_s", "ring", WHOLE)
-    assert make_planner(platform, None, "time_s", "ring", WHOLE) is first
-    others = [
-        make_planner(platform, None, "time_s", {"all_reduce": "ring"}, WHOLE),
-        make_planner(platform, None, "time_s", "ring", Chunks(2)),
-        make_planner(platform, None, "low_s", "ring", WHOLE),
-    ]
-    assert first not in others and len(set(map(id, others))) == 3
-    assert len(MESSAGES._kept) == MESSAGES.most
-    assert make_planner(platform, None, "time_s", "ring", WHOLE) is not first

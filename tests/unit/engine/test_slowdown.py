@@ -95,11 +95,6 @@ def test_overlaps_count_once_and_on_the_own_rank():
     assert overlap["a"] == pytest.approx(3.0) and overlap["b"] == pytest.approx(1.0)
 
 
-def test_nothing_is_slowed_where_nothing_communicates():
-    graph = build(lambda builder: builder.add(0, "compute", "compute", "a", duration_s=1.0))
-    assert simulate(graph, SLOWED).summary.step_time_s == 1.0
-
-
 def test_a_stronger_slowdown_never_shortens_a_step():
     graph = build(beside)
     steps = [
@@ -183,19 +178,6 @@ def test_who_waits_and_who_is_late() -> None:
     assert drawn.step_s.tolist() == [2.5, 3.5]
     assert drawn.wait_s.tolist() == [0, 0.5, 0, 1.0]
     assert drawn.late.tolist() == [0, 1, 0, 1]
-
-
-def test_nobody_is_late_where_nobody_waits() -> None:
-    graph = make_graph([add_task(0, 0, 1, 3), add_task(1, 0, 1, 3)])
-    assert graph.run(np.zeros(1, dtype=np.int64), np.ones((1, 5))).late.tolist() == [0, 0]
-
-
-def test_blocks_of_draws_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = make_graph([add_task(0, 0, 1), add_task(0, 1, 3), add_task(1, 0, 2)], [(2, 0)])
-    factors = np.random.default_rng(1).uniform(0.5, 2, (3, 40))
-    whole = graph.run(np.arange(3), factors).step_s
-    monkeypatch.setattr("trioflow.engine.result._BLOCK_NUMBERS", 9)
-    assert np.array_equal(graph.run(np.arange(3), factors).step_s, whole)
 
 
 def test_a_circle_and_a_step_too_large_are_errors() -> None:

@@ -17,13 +17,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 from measured_cost import Measured
-from trioflow import tables
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.result import Result
-from trioflow.engine.simulate import simulate, simulate_interval
+from trioflow.engine.simulate import simulate
 from trioflow.export.step_tables import link_rates, measure_links
 from trioflow.hardware.machine import Device, Link, Platform, Routing, name_rank_node
 from trioflow.hardware.platform import BUILDERS
@@ -412,27 +410,6 @@ def test_ring_uses_every_link_alike_with_gaps_of_its_latency(engine: str, aggreg
     assert own["rate_bytes_per_s"].tolist() == [1024.0, 0.0] * 6
 
 
-@BOTH
-def test_links_that_rounds_cross_twice_count_both_flows(engine: str) -> None:
-    """Two ranks on a star whose one trunk both directions take: two messages at once, half each."""
-    links = (
-        Link("rank0", "hub in", LINE_BANDWIDTH, 0.0),
-        Link("rank1", "hub in", LINE_BANDWIDTH, 0.0),
-        Link("hub in", "hub out", LINE_BANDWIDTH, 0.0),
-        Link("hub out", "rank0", LINE_BANDWIDTH, 0.0),
-        Link("hub out", "rank1", LINE_BANDWIDTH, 0.0),
-    )
-    star = Platform("star", DEVICE, 2, links)
-    found = [
-        measure_links(reduce(1024, star, engine=engine, algorithms="ring", aggregate=aggregate))
-        for aggregate in (False, True)
-    ]
-    for table in found:
-        trunk = table.set_index("link").loc["hub in->hub out"]
-        assert (trunk["bytes"], trunk["busy_s"], trunk["peak_flows"]) == (2048.0, 2.0, 2)
-        assert (trunk["utilisation"], trunk["peak_utilisation"]) == (1.0, 1.0)
-
-
 def test_more_pieces_than_there_was_room_for() -> None:
     """Flows that come one by one to one link: every one changes the rates of all before it."""
     builder = TaskGraphBuilder()
@@ -448,28 +425,6 @@ def test_more_pieces_than_there_was_room_for() -> None:
     assert len(plain.traffic.link) > 2 * plain.summary.events
     assert link_rates(plain).equals(link_rates(compiled))
     assert measure_links(plain).equals(measure_links(compiled))
-
-
-def test_scaled_communication_narrows_the_links() -> None:
-    table = measure_links(send([(0, 1, 1024)], communication_scale=2.0))
-    assert table["bandwidth_bytes_per_s"].tolist() == [512.0, 256.0, 512.0]
-    assert table["busy_s"].tolist() == [2.0, 0.0, 0.0]
-
-
-def test_nothing_sent_leaves_all_links_idle_and_fits_the_table() -> None:
-    result = simulate(TaskGraphBuilder().build(), LINE, record_links=True)
-    table = measure_links(result)
-    assert (table[["bytes", "busy_s", "utilisation", "peak_flows"]] == 0).all(axis=None)
-    tables.validate(tables.to_arrow(table, "links"), "links")
-    assert link_rates(result).empty
-
-
-def test_interval_keeps_the_links_of_its_nominal_run() -> None:
-    graph = TaskGraphBuilder()
-    graph.add(0, "send", "send", "send", peer=1, message_bytes=64, match_id=0)
-    graph.add(1, "recv", "recv", "recv", peer=0, message_bytes=64, match_id=0)
-    result = simulate_interval(graph.build(), LINE, record_links=True)
-    assert np.isclose(measure_links(result)["bytes"], [64.0, 0.0, 0.0]).all()
 
 
 def test_what_was_not_kept_is_an_error() -> None:

@@ -135,15 +135,6 @@ def test_all_reduce_is_the_longer_part_and_the_hops_of_a_tree() -> None:
     assert "measured inside a node (some-node)" in told and "--inter-node-bandwidth" in told
 
 
-def test_inside_is_longer_where_nics_are_wide() -> None:
-    cluster = make_cluster(2)
-    wide = tuple(
-        x._replace(bandwidth_bytes_per_s=20 * NIC) if "nic" in x.source + x.target else x for x in cluster.links
-    )
-    result = run("all_reduce", list(range(8)), 10**8, replace(cluster, links=wide)).summary
-    assert result.step_time_s == pytest.approx(2 * HOP_S + 2e-3, rel=1e-12)
-
-
 @pytest.mark.parametrize(
     ("collective", "steps", "between_bytes"),
     [
@@ -187,18 +178,6 @@ def test_a_group_in_one_node_costs_what_was_measured_there() -> None:
     result = run("all_reduce", [4, 5, 6, 7], 10**8, make_cluster(2)).summary
     assert result.step_time_s == pytest.approx(2e-3, rel=1e-12)
     assert result.confidence == "measured"
-
-
-def test_groups_that_lie_alike_are_asked_about_once() -> None:
-    cost, asked = NodeCost(), []
-    measure = cost.time_s
-    cost.time_s = lambda *what: asked.append(what) or measure(*what)  # type: ignore[method-assign]
-    planner = CollectivePlanner(make_cluster(4), cost)  # type: ignore[arg-type]
-    plans = [planner.build("all_gather", 10**8, [n, n + 1, n + 4, n + 5]) for n in (0, 2, 8, 10)]
-    assert len(asked) == 1
-    for plan in plans[1:]:
-        assert plan.shape.pairs != plans[0].shape.pairs
-        assert plan.max_rates_bytes_per_s.tolist() == plans[0].max_rates_bytes_per_s.tolist()
 
 
 def test_nodes_with_unlike_shares_have_as_many_rings_as_the_smallest() -> None:

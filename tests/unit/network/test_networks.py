@@ -4,7 +4,7 @@ import pytest
 from oracles.plain_engine import PlainFairShareNetwork
 from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link
-from trioflow.network.networks import NEVER_S, ContentionFreeNetwork, Flow, Network, compute_max_min_rates
+from trioflow.network.networks import NEVER_S, ContentionFreeNetwork, Flow, Network
 
 LINE = [Link(f"n{i}", f"n{i + 1}", 100.0, 0.0) for i in range(3)]
 BOTH = pytest.mark.parametrize("kind", [PlainFairShareNetwork, ContentionFreeNetwork])
@@ -70,60 +70,11 @@ def test_flows_end_when_their_bytes_are_there(
     assert sum(network.link_bytes.values()) == sum(over_links)
 
 
-def test_parking_lot_with_a_narrow_link() -> None:
-    rates = compute_max_min_rates([[0, 1], [0], [1]], [12.0, 30.0], [math.inf] * 3)
-    assert rates == [6.0, 6.0, 24.0]
-    rates = compute_max_min_rates([[0, 1], [0], [1]], [12.0, 30.0], [2.0, math.inf, 5.0])
-    assert rates == [2.0, 10.0, 5.0]
-
-
-def test_starting_a_flow_can_speed_up_another() -> None:
-    """A new flow on the first link slows the long one, which frees the second link."""
-    links = [Link("a", "b", 10.0, 0.0), Link("b", "c", 12.0, 0.0)]
-    network = PlainFairShareNetwork(links)
-    network.start(Flow(0, "a", "c", 1000.0, 0.0), 0.0)
-    network.start(Flow(1, "b", "c", 1000.0, 0.0), 0.0)
-    assert dict(network.rates_bytes_per_s) == {}
-    network.advance(0.0)
-    assert dict(network.rates_bytes_per_s) == {0: 6.0, 1: 6.0}
-    network.start(Flow(2, "a", "b", 1000.0, 3.0), 0.0)
-    assert network.next_event_s() == 3.0, "a change of rates is an event, too"
-    network.advance(3.0)
-    assert dict(network.rates_bytes_per_s) == {0: 5.0, 1: 7.0, 2: 5.0}
-
-
 def test_ties_end_in_the_order_of_flow_id() -> None:
     network = PlainFairShareNetwork(LINE)
     for flow_id in (2, 0, 1):
         network.start(Flow(flow_id, f"n{flow_id}", f"n{flow_id + 1}", 100.0, 0.0), 0.0)
     assert [end.flow.flow_id for end in network.advance(5.0)] == [0, 1, 2]
-
-
-def test_flows_that_share_nothing_cost_one_rate_each() -> None:
-    """Work grows with the flows that meet, not with all flows under way."""
-    pairs = [Link(f"a{i}", f"b{i}", 100.0, 0.0) for i in range(50)]
-    network = PlainFairShareNetwork(pairs)
-    for i in range(50):
-        network.start(Flow(i, f"a{i}", f"b{i}", 100.0 + i, 0.001 * i), 0.0)
-    assert len(drain(network)) == 50
-    assert network.reshared_flows == 50, "each once, when it begins"
-
-
-def test_a_flow_concerns_what_it_meets_directly_or_through_others() -> None:
-    network = PlainFairShareNetwork([*LINE, Link("far", "away", 100.0, 0.0)])
-    network.start(Flow(0, "far", "away", 1000.0, 0.0), 0.0)
-    network.start(Flow(1, "n0", "n2", 1000.0, 0.0), 0.0)
-    network.start(Flow(2, "n1", "n3", 1000.0, 0.0), 0.0)
-    network.advance(0.0)
-    assert network.reshared_flows == 3
-    # It crosses the first link only, and the third link's flow is concerned through the second.
-    network.start(Flow(3, "n0", "n1", 100.0, 1.0), 0.0)
-    network.advance(1.0)
-    assert network.reshared_flows == 3 + 3
-    # It leaves, and the two that are left are concerned again; the far flow never was.
-    network.advance(3.0)
-    assert dict(network.rates_bytes_per_s) == {0: 100.0, 1: 50.0, 2: 50.0}
-    assert network.reshared_flows == 3 + 3 + 2
 
 
 def test_undisturbed_flow_keeps_its_bits() -> None:

@@ -11,42 +11,13 @@ def link(ends: str, latency_s: float = 1e-6) -> Link:
     return Link(ends[0], ends[1], 1e9, latency_s)
 
 
-def failing(*ends: str) -> Routing:
-    return Routing(failed=frozenset((one[0], one[1]) for one in ends))
-
-
 def names(routes: Router, source: str, target: str) -> str:
     return source + "".join(routes.links[index].target for index in routes.route(source, target))
-
-
-def test_latency_first_then_hops_then_the_names_of_nodes() -> None:
-    slow = Router([link("ab", 5e-6), link("ac"), link("cb")])
-    assert names(slow, "a", "b") == "acb", "two short hops are nearer than one long"
-    equal = Router([link("ac"), link("cb"), link("ab", 2e-6)])
-    assert names(equal, "a", "b") == "ab", "of equal latencies the one of fewer hops"
-    links = [link("ay"), link("xb"), link("ax"), link("yb")]
-    for order in (links, links[::-1]):
-        assert names(Router(order), "a", "b") == "axb", "whatever the order of the links"
 
 
 def test_bandwidth_has_no_say() -> None:
     wide = [Link("a", "b", 1e12, 5e-6), Link("a", "c", 1.0, 1e-6), Link("c", "b", 1.0, 2e-6)]
     assert names(Router(wide), "a", "b") == "acb"
-
-
-def test_the_first_difference_decides_and_not_the_last() -> None:
-    links = [link("ab"), link("bz"), link("ac"), link("cy"), link("zd"), link("yd")]
-    assert names(Router(links), "a", "d") == "abzd"
-    assert names(Router(links[::-1]), "a", "d") == "abzd"
-    assert names(Router(links, failing("ab")), "a", "d") == "acyd"
-
-
-def test_a_neighbour_is_reached_over_another_where_that_is_nearer() -> None:
-    """The link between two neighbours is the route only where no way around is as short."""
-    links = [link("ab", 3e-6), link("ac", 1e-6), link("cb", 1e-6), link("ad", 2e-6)]
-    assert names(Router(links), "a", "b") == "acb"
-    assert names(Router(links), "a", "c") == "ac"
-    assert names(Router([*links, link("db", 0.0)]), "a", "b") == "acb", "of equal ones by name"
 
 
 def test_rounding_makes_no_difference() -> None:
@@ -69,47 +40,6 @@ def test_what_cannot_be_reached_is_named(source: str, target: str, message: str)
     routes = Router([link("ab"), link("ba"), link("bc")])
     with pytest.raises(SimulationError, match=message):
         routes.route(source, target)
-
-
-def test_failed_links_are_gone_and_keep_their_numbers() -> None:
-    links = BUILDERS["ring"](5, 1e9, 1e-6)
-    whole = Router(links)
-    broken = Router(links, Routing(failed=frozenset({("rank0", "rank1")})))
-    assert len(whole.route("rank0", "rank1")) == 1 and len(broken.route("rank0", "rank1")) == 4
-    assert len(broken.route("rank1", "rank0")) == 1, "the link back works"
-    assert broken.links == whole.links
-    both = Router(links, Routing(failed=frozenset({("rank0", "rank1"), ("rank2", "rank1")})))
-    with pytest.raises(SimulationError, match=r"from rank0 to rank1 \(2 links have failed\)"):
-        both.route("rank0", "rank1")
-    with pytest.raises(SimulationError, match="no link leads from rank0 to rank2, so it cannot"):
-        Router(links, Routing(failed=frozenset({("rank0", "rank2")})))
-
-
-def test_a_star_s_ranks_share_a_search() -> None:
-    routes = Router(BUILDERS["switch"](64, 1e9, 1e-6))
-    for one in range(64):
-        for other in range(64):
-            if one != other:
-                found = [routes.links[i] for i in routes.route(f"rank{one}", f"rank{other}")]
-                assert [x.source for x in found] == [f"rank{one}", "switch"]
-                assert found[1].target == f"rank{other}"
-    assert not reached_nodes(routes), "ranks with one neighbour need no search"
-
-
-def reached_nodes(routes: Router) -> set[str]:
-    """Return all nodes that searches have looked at."""
-    searches = [*routes._ways._from.values(), *routes._ways._to.values()]
-    return {node for search in searches for node in search.costs}
-
-
-def test_searches_go_no_further_than_asked() -> None:
-    routes = Router(BUILDERS["ring"](1000, 1e9, 1e-6))
-    first = routes.route("rank0", "rank7")
-    assert 7 < len(reached_nodes(routes)) < 24
-    assert routes.route("rank0", "rank7") is first, "remembered"
-    for start in range(1, 7):
-        assert routes.route(f"rank{start}", "rank7") == first[start:]
-    assert len(reached_nodes(routes)) < 40, "however often one end is asked for"
 
 
 def test_both_kinds_of_search_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,8 @@
 Recomputed regions: what they hold, when they run again, and with which plans they go.
 """
 
-import math
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from captured import BATCH
@@ -16,105 +13,24 @@ from same_model import ProportionalModel
 from trioflow.base.errors import PlanError
 from trioflow.base.plan_row import SCHEDULES
 from trioflow.base.precision_recipes import choose_recipe
-from trioflow.costmodel.uncertainty import ASSUMED_FACTOR
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.backward import list_units, plan_recomputation
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import check_plan, make_plan, named_plan
 from trioflow.parallel.programs.builder import size_attentions
-from trioflow.parallel.programs.staged import StagedRank
-from trioflow.parallel.splits.context import check_context, find_attentions, split_context
+from trioflow.parallel.splits.context import check_context, split_context
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import SharedAttention
 from trioflow.parallel.splits.vocabulary import prepare_split
-from trioflow.parallel.task_graph import FoldedTaskGraph, TaskGraph
 from trioflow.trace.store import Trace, load_trace, pipeline_units
 
 SAMPLES, TOKENS, WIDTH = 8, 128, 256
-KEYS = SAMPLES * TOKENS * WIDTH * 4
-"""Bytes of the traced keys; values are as many."""
-PLANS: list[tuple[dict[str, Any], int]] = [
-    ({"context": 4}, 1),
-    ({"context": 2, "context_method": "all-gather", "data": 2}, 1),
-    ({"context": 2, "context_method": "all-to-all", "tensor": 2}, 1),
-    ({"context": 2, "data": 4, "sharding": "hsdp", "shard": 4}, 1),
-    ({"context": 4, "data": 2, "sharding": "hsdp", "shard": 2}, 1),
-    ({"context": 2, "data": 2, "sharding": "fsdp"}, 1),
-    ({"context": 2, "tensor": 2, "pipeline": 2, "schedule": "1f1b", "sequence_parallel": True}, 2),
-]
-"""Plans, and how many classes of ranks each has."""
 
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
     return load_trace("gpt2-tiny-b8")
-
-
-def build(trace: Trace, **degrees: Any) -> TaskGraph:
-    plan = make_plan(**degrees)
-    return extrapolate(trace, plan, ProportionalModel(), batch=SAMPLES * plan.data)
-
-
-def list_messages(graph: TaskGraph, rank: int = 0) -> list[tuple[str, str, int, str]]:
-    """What the ranks of a sequence send: collective, phase, bytes, ranks."""
-    tasks = graph.tasks[(graph.tasks["rank"] == rank) & (graph.tasks["stream"] == "context")]
-    columns = (tasks[c] for c in ("name", "phase", "message_bytes", "group"))
-    return [tuple(row) for row in zip(*columns, strict=True)]
-
-
-@pytest.mark.parametrize(("degrees", "classes"), PLANS, ids=str)
-def test_expands_to_what_building_every_rank_gives(degrees, classes, trace, monkeypatch):
-    folded = build(trace, **degrees)
-    assert isinstance(folded, FoldedTaskGraph) and folded.fold is not None
-    assert len(folded.fold.representatives) == classes
-    monkeypatch.setattr(StagedRank, "alike", (False,) * 4)
-    whole = build(trace, **degrees)
-    columns = ["rank", "stream", "kind", "name", "duration_s", "message_bytes", "peer"]
-    assert folded.tasks[columns].equals(whole.tasks[columns])
-    assert folded.tasks["group"].astype(str).tolist() == whole.tasks["group"].astype(str).tolist()
-    assert folded.dependencies.to_numpy().tolist() == whole.dependencies.to_numpy().tolist()
-    for one in (folded, whole):  # each exchange has as many members as its group
-        members = one.tasks[one.tasks["kind"] == "collective"].groupby("match_id")["rank"]
-        groups = one.tasks.dropna(subset="match_id").groupby("match_id")["group"].first()
-        named = {match: str(text).count(",") + 1 for match, text in groups.items()}
-        assert all(len(ranks) == named[match] for match, ranks in members)
-
-
-def test_ring_hands_keys_values_and_their_gradients_on(trace):
-    graph = build(trace, context=4, data=2)
-    messages = list_messages(graph, rank=5)
-    each = 2 * KEYS // 4
-    forward = [m for m in messages if m[1] == "forward"]
-    assert forward == [("shift", "forward", each, "4,5,6,7")] * 3 * 4  # layers
-    backward = [m for m in messages if m[1] == "backward"]
-    assert backward == [("shift", "backward", each, "4,5,6,7")] * (3 + 4) * 4
-    gradients = graph.tasks[(graph.tasks["rank"] == 5) & (graph.tasks["name"] == "all_reduce")]
-    assert {str(group) for group in gradients["group"]} == {"0,1,2,3,4,5,6,7"}
-
-
-def test_ring_overlaps_its_blocks(trace):
-    graph = build(trace, context=2)
-    mine = graph.tasks[graph.tasks["rank"] == 0].set_index("task_id")
-    waits = graph.dependencies.groupby("task_id")["depends_on"].agg(list)
-    shift = mine.index[mine["name"] == "shift"][0]
-    blocks = mine.index[mine["name"].str.contains("attention") & (mine["kind"] == "compute")]
-    assert shift < blocks[0] < blocks[1]
-    assert shift not in waits.get(blocks[0], []) and shift in waits[blocks[1]]
-
-
-@pytest.mark.parametrize(
-    ("method", "forward", "backward"),
-    [
-        ("all-gather", [("all_gather", 1)] * 2, [("reduce_scatter", 1)] * 2),
-        ("all-to-all", [("all_to_all", 2)] * 4, [("all_to_all", 2)] * 4),
-    ],
-)
-def test_other_methods_move_keys_and_values_or_heads(method, forward, backward, trace):
-    messages = list_messages(build(trace, context=2, context_method=method))
-    for phase, expected in (("forward", forward), ("backward", backward)):
-        told = [(name, size) for name, of, size, _ in messages if of == phase]
-        assert told == [(name, KEYS // part) for name, part in expected] * 4
 
 
 @pytest.mark.parametrize("method", ["ring", "all-gather", "all-to-all"])
@@ -139,20 +55,6 @@ def test_work_and_memory_are_a_ranks_tokens(method, trace):
     assert shared["input"] == pytest.approx(one["input"] / degree, rel=0.1)
 
 
-def test_attention_lasts_as_long_as_its_blocks(trace):
-    whole, shared = build(trace), build(trace, context=4)
-    op = min(find_attentions(trace))
-    times = []
-    for graph in (whole, shared):
-        mine = graph.tasks[(graph.tasks["rank"] == 0) & (graph.tasks["op_id"] == op)]
-        times.append(mine.loc[mine["name"].str.contains("attention"), "duration_s"].to_numpy())
-    host_s = trace.operators.at[op, "cpu_ns"] / 1e9
-    # The model counts bytes: a first block reads and writes a quarter of them, the others three
-    # quarters of that.
-    first = (times[0][0] - host_s) / 4
-    assert times[1] - host_s == pytest.approx(first * np.array([1.0, 0.75, 0.75, 0.75]), rel=1e-3)
-
-
 def test_a_ring_adds_up_by_several_passes_under_pytorch_and_by_one_under_megatron(trace):
     """Beside a block's own time; in fp32 under PyTorch, in the format of activations under Megatron-LM."""
     shared = SharedAttention("ring", 4, None, 100.0, 50.0, 50.0)
@@ -165,12 +67,6 @@ def test_a_ring_adds_up_by_several_passes_under_pytorch_and_by_one_under_megatro
         added[name] = [works[op].merge_s[0] for op in (0, 1)]
     assert added["megatron-bf16"] == [100, 200]
     assert added["bf16"] == added["fsdp2-mixed"] == [100 * 2 * 4, 200 * 2 * 2.5]
-
-
-def test_sequences_that_many_ranks_share_are_as_uncertain_as_what_nobody_measured(trace):
-    halves = [build(trace, context=ranks).metadata.least_half_log for ranks in (2, 4)]
-    assert math.hypot(halves[0], math.log(ASSUMED_FACTOR)) == pytest.approx(halves[1], rel=0.3)
-    assert halves[1] > math.log(1.7), "some ran 1.7 times as long"
 
 
 @pytest.mark.parametrize(
@@ -194,51 +90,6 @@ def test_models_without_known_attention_are_refused():
 MODEL = ProportionalModel()
 
 
-def run_of(graph, rank=0):
-    tasks = graph.tasks[(graph.tasks["rank"] == rank) & graph.tasks["op_id"].notna()]
-    return tasks[tasks["kind"] == "compute"]
-
-
-def test_a_unit_runs_again_right_before_its_backward(transformer_trace):
-    graph = extrapolate(transformer_trace, make_plan(recompute="full"), MODEL, batch=BATCH)
-    tasks = run_of(graph)
-    regions = plan_recomputation(transformer_trace, "full")
-    assert len(regions) == len(transformer_trace.facts.units)
-    names, ops = tasks["name"].tolist(), tasks["op_id"].astype(int).tolist()
-    for region in regions:
-        begin = next(
-            i
-            for i, (name, op) in enumerate(zip(names, ops, strict=True))
-            if name.startswith("recompute ") and op == region.operators[0]
-        )
-        end = begin + len(region.operators)
-        assert ops[begin:end] == list(region.operators)
-        assert ops[end] in region.needed_by
-        assert not region.needed_by & set(ops[:begin])
-    # All of forward but the loss runs again, less what a checkpoint leaves out at its end.
-    again = sum(name.startswith("recompute ") for name in names)
-    forward = int((transformer_trace.operators["phase"] == "forward").sum())
-    assert forward / 2 < again < forward
-
-
-def test_blocks_are_counted_as_megatron_counts_them():
-    trace = load_trace("llama-3-2-1b-b4")
-    units = list(pipeline_units(trace))
-    blocks = [name for name in units if name[-1].isdigit()]
-    of_each = [region.operators for region in plan_recomputation(trace, "uniform:1")]
-    assert len(of_each) == len(blocks) == len(units) - 2  # neither embedding nor head
-    whole = {op for ops in of_each for op in ops}
-    by_four = plan_recomputation(trace, "uniform:4")
-    assert len(by_four) == len(blocks) // 4
-    # Three of four boundaries are no longer kept, so a block's last operators run again too.
-    assert whole < {op for region in by_four for op in region.operators}
-    first = plan_recomputation(trace, "block:3")
-    assert [region.operators for region in first] == of_each[:3]
-    half = len(units) // 2
-    of_stages = plan_recomputation(trace, "block:3", [units[:half], units[half:]])
-    assert [region.operators for region in of_stages] == [*of_each[:3], *of_each[half - 1 :][:3]]
-
-
 @pytest.mark.parametrize("recipe", ["megatron-bf16", "nanotron-bf16"])
 def test_frameworks_with_a_checkpoint_of_their_own_run_whole_blocks_again(recipe):
     trace = load_trace("llama-3-2-1b-b4")
@@ -251,35 +102,6 @@ def test_frameworks_with_a_checkpoint_of_their_own_run_whole_blocks_again(recipe
     assert found == plan_recomputation(own, "uniform:1")
     assert {region.stops_at for region in found} == {None}
     assert early < {op for block in blocks for op in block}
-
-
-def test_fewer_blocks_save_less_memory_and_time():
-    shipped = load_trace("llama-3-2-1b-b4")
-    timed = shipped.operators.assign(device_ns=1000)
-    trace = Trace(timed, shipped.tensors, shipped.facts)
-    found = []
-    for kind in ("none", "block:4", "block:12", "uniform:1"):
-        graph = extrapolate(trace, make_plan(recompute=kind), MODEL)
-        held = graph.metadata.memory[0]["categories"]["activation"]
-        found.append((graph.tasks["duration_s"].sum(), -held))
-    assert found == sorted(found) and len(set(found)) == 4
-
-
-def test_recomputation_takes_time_and_saves_memory(cnn_trace, transformer_trace):
-    def told(trace, kind, batch):
-        graph = extrapolate(trace, make_plan(recompute=kind), MODEL, batch=batch)
-        return graph.tasks["duration_s"].sum(), graph.metadata.memory[0]["categories"]
-
-    kinds = {"none": 0, "selective": 1, "full": 2}
-    times, held = zip(*(told(transformer_trace, kind, 64 * BATCH) for kind in kinds), strict=True)
-    assert times[0] < times[1] < times[2]
-    kept = [categories["activation"] for categories in held]
-    assert kept[0] > kept[1] > kept[2]
-    forward = cnn_trace.operators["phase"] == "forward"
-    whole, more = (told(cnn_trace, kind, BATCH)[0] for kind in ("none", "full"))
-    assert more - whole == pytest.approx(
-        cnn_trace.operators.loc[forward, ["device_ns", "cpu_ns"]].to_numpy().sum() / 1e9, rel=0.2
-    )
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -297,36 +119,6 @@ def test_every_schedule_runs_each_region_again_once_a_micro_batch(name, transfor
     plain = extrapolate(transformer_trace, replace(plan, recompute="none"), MODEL, batch=2 * BATCH)
     assert peak <= max(entry["peak_bytes"] for entry in plain.metadata.memory)
     assert simulate(graph, load_platform("cpu2-gloo", 2)).summary.step_time_s > 0
-
-
-def test_parameters_are_there_when_a_sharded_unit_runs_again(transformer_trace):
-    graphs = {
-        kind: extrapolate(transformer_trace, replace(named_plan("fsdp", 2), recompute=kind), MODEL, batch=2 * BATCH)
-        for kind in ("none", "full")
-    }
-    gathers = {kind: graph.tasks["name"].eq("all_gather").sum() for kind, graph in graphs.items()}
-    assert gathers["none"] == gathers["full"] > 0
-    tasks = graphs["full"].tasks[graphs["full"].tasks["rank"] == 0].reset_index()
-    copies = tasks.index[tasks["name"] == "copy out of all-gather"].tolist()
-    assert len(copies) == 5  # root and blocks forward, blocks backward: the last one first
-    again = tasks[tasks["name"].str.startswith("recompute ")]
-    first, last = plan_recomputation(transformer_trace, "full")[1:3]
-    for copy, region in ((copies[3], last), (copies[4], first)):
-        runs = again.index[again["op_id"].isin(region.operators)]
-        assert len(runs) == len(region.operators) and copy < runs.min()
-
-
-def test_all_reduces_of_a_recomputed_layer_run_again(transformer_trace):
-    def count(kind):
-        plan = replace(named_plan("tp-layers", 2), recompute=kind)
-        graph = extrapolate(transformer_trace, plan, MODEL, batch=BATCH)
-        simulate(graph, load_platform("cpu2-gloo", 2))
-        return int((graph.tasks["name"] == "all_reduce").sum())
-
-    blocks = 2
-    # Of a block's two sums in forward the second belongs to the product that is left out.
-    assert count("full") - count("none") == blocks * 2
-    assert count("selective") == count("none")
 
 
 def test_what_does_not_go_together_is_refused(cnn_trace):

@@ -9,14 +9,11 @@ What a task graph's file says of where the graph comes from is checked, key by k
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
-from captured import BATCH
 from same_model import ProportionalModel
 from trioflow import tables
 from trioflow.base.errors import InputError, PlanError
@@ -28,9 +25,9 @@ from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan, read_plan, read_stages, vary_plan
 from trioflow.parallel.programs.builder import ProgramBuilder
 from trioflow.parallel.programs.staged import PartitionedRank, StagedRank
-from trioflow.parallel.remembered import Memory, remembered, remembering, remembering_within
+from trioflow.parallel.remembered import Memory, remembered, remembering
 from trioflow.parallel.schedules.build import build_schedule, lower_schedule, write_schedule
-from trioflow.parallel.splits.pipeline import assign_units, partition
+from trioflow.parallel.splits.pipeline import assign_units
 from trioflow.parallel.task_graph import (
     UNKNOWN,
     FoldedTaskGraph,
@@ -64,6 +61,14 @@ PLANS: list[tuple[dict[str, Any], int]] = [
     ({"tensor": 2, "pipeline": 2, "schedule": "zero-bubble"}, 2),
     ({"data": 2, "pipeline": 2, "schedule": "zbv"}, 2),
     ({"data": 2, "pipeline": 2, "schedule": "dualpipev"}, 2),
+    ({"context": 4}, 1),
+    ({"context": 2, "context_method": "all-gather", "data": 2}, 1),
+    ({"context": 2, "context_method": "all-to-all", "tensor": 2}, 1),
+    ({"context": 4, "data": 2, "sharding": "hsdp", "shard": 2}, 1),
+    ({"context": 2, "tensor": 2, "pipeline": 2, "schedule": "1f1b", "sequence_parallel": True}, 2),
+    ({"tensor": 2, "data": 2, "sequence_parallel": True, "tensor_overlap": "backward", "sharding": "fsdp"}, 1),
+    ({"tensor": 2, "pipeline": 2, "schedule": "1f1b", "sequence_parallel": True, "tensor_overlap": "products"}, 2),
+    ({"tensor": 4, "sequence_parallel": True, "tensor_overlap": "products"}, 1),
 ]
 """Plans, and how many classes of ranks each has."""
 ALL_DIFFERENT: list[dict[str, Any]] = [
@@ -213,18 +218,6 @@ def test_a_class_that_does_not_join_its_exchange_is_refused() -> None:
         fold_representatives(graph, Grid((2, 2), (False, True)))
 
 
-def test_a_group_s_text_stands_once() -> None:
-    text = ",".join(map(str, range(1000)))
-    graph = build(list(range(1000)), dict.fromkeys(range(1000), text))
-    assert graph.tasks["group"].memory_usage(deep=True) < 10 * len(text)
-    assert set(graph.tasks["group"]) == {text}
-    # A null stays one.
-    builder = TaskGraphBuilder()
-    builder.add(0, "compute", "compute", "op", duration_s=1.0)
-    assert builder.build().tasks["group"].isna().all()
-    assert np.array_equal(TaskGraphBuilder().build().tasks["task_id"], [])
-
-
 KEPT_PLANS = (
     make_plan(2),
     vary_plan(make_plan(2), bucket_bytes=1 << 18, first_bucket_bytes=1 << 18),
@@ -249,73 +242,6 @@ def one_memory() -> None:
 @remembered
 def count(given: object, times: int = 1) -> list[int]:
     return [id(given), times]
-
-
-def test_nothing_is_kept_outside_of_a_memory() -> None:
-    assert count("a") is not count("a")
-    memory = Memory()
-    with remembering(memory):
-        first = count("a")
-        assert count("a") is first and (memory.asked, memory.made) == (2, 1)
-    assert count("a") is not first
-    with remembering(Memory()):
-        assert count("a") is not first, "another memory knows nothing of it"
-    with remembering(memory):
-        assert count("a") is first
-
-
-def test_a_memory_of_a_call_ends_with_it_and_is_the_open_one_where_there_is_one() -> None:
-    @remembering_within
-    def twice() -> tuple[list[int], list[int]]:
-        return count("a"), count("a")
-
-    first, again = twice()
-    assert first is again and twice()[0] is not first
-    with remembering(Memory()):
-        kept = count("a")
-        assert twice()[0] is kept
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (1, 1.0),
-        (1, True),
-        ((1, 2), (2, 1)),
-        ([1], (1,)),
-        ({1: 2}, {1: 3}),
-        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
-        (np.zeros(2), np.zeros(3)),
-        (np.zeros(2), np.zeros(2, dtype=np.int64)),
-        (np.zeros((1, 2)), np.zeros(2)),
-        (frozenset({1}), frozenset({2})),
-        ({"a"}, {"a", "str"}),
-        ({1}, {1.0}),
-        ("1", b"1"),
-        (None, ""),
-        (-0.0, 0),
-    ],
-)
-def test_different_questions_have_answers_of_their_own(one: object, other: object) -> None:
-    with remembering(Memory()):
-        assert count(one) is not count(other)
-        assert count(one) is not count(one, 2)
-        assert count(one, times=2) is not count(one, times=3)
-
-
-def test_equal_values_are_one_question_and_objects_are_themselves() -> None:
-    with remembering(Memory()):
-        assert count({"a": [np.arange(3)]}) is count({"a": [np.arange(3)]})
-        assert count({3, 1}) is count({1, 3})
-        frame = pd.DataFrame({"a": [1]})
-        assert count(frame) is count(frame) and count(frame) is not count(frame.copy())
-
-
-def test_an_object_asked_about_is_kept_so_that_its_identity_stays_its_own() -> None:
-    memory = Memory()
-    with remembering(memory):
-        told = {tuple(count(pd.DataFrame({"a": [n]}))) for n in range(50)}
-    assert len(told) == 50 == memory.made
 
 
 def test_a_memory_is_bounded_and_forgets_what_was_not_asked_for_longest() -> None:
@@ -371,38 +297,7 @@ def test_graphs_are_the_same_with_and_without_a_memory(build_or_keep: Callable[[
         assert memory.made < memory.asked / 2
 
 
-def test_a_changed_trace_is_another_one() -> None:
-    """A copy with other facts must not be answered from the first one's results."""
-    trace = load_trace("gpt2-tiny-b8")
-    units = trace.facts.units
-    merged = [{"name": "both", "modules": [*units[0]["modules"], *units[1]["modules"]]}, *units[2:]]
-    other = replace(trace, facts=replace(trace.facts, units=merged))
-    with remembering(Memory()):
-        assert assign_units(trace).max() == len(units) - 1
-        assert assign_units(other).max() == len(units) - 2
-        assert partition(trace, 2) != partition(other, 2)
-
-
 MODEL = ProportionalModel()
-
-
-def test_stages_of_equally_many_layers(cnn_trace, transformer_trace):
-    names = [unit["name"] for unit in transformer_trace.facts.units]
-    assert names == ["embedding", "blocks.0", "blocks.1", "head"]
-    assert partition(transformer_trace, 2, "count") == [names[:2], names[2:]]
-    inner = [unit["name"] for unit in cnn_trace.facts.units][1:-1]
-    for count in (2, 4):
-        cut = partition(cnn_trace, count, "count")
-        assert [sum(unit in inner for unit in stage) for stage in cut] == [len(inner) // count] * count
-    assert partition(cnn_trace, 2, "time") == partition(cnn_trace, 2)
-    with pytest.raises(PlanError, match="unknown balance 'size'; use time or count"):
-        partition(cnn_trace, 2, "size")
-
-
-def test_stages_by_count_are_those_of_the_graph(cnn_trace):
-    plan = make_plan(pipeline=4)
-    graph = extrapolate(cnn_trace, plan, MODEL, batch=BATCH, stages="count")
-    assert graph.metadata.stages == partition(cnn_trace, 4, "count")
 
 
 def test_stages_come_from_a_file(transformer_trace, tmp_path):

@@ -8,20 +8,18 @@ from functools import partial
 import numpy as np
 import pandas as pd
 import pytest
-from captured import BATCH, with_steady_times
+from captured import BATCH
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracles.ideal_run import count_in_flight, run_ideally
 from same_model import ProportionalModel
 from trioflow.base.errors import PlanError
 from trioflow.base.plan_row import SCHEDULES, ScheduleTraits
-from trioflow.parallel.backward import split_backward
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import describe_plan, make_plan, micro_batch_sizes, named_plan
 from trioflow.parallel.programs.staged import StagedRank
 from trioflow.parallel.schedules import build
 from trioflow.parallel.schedules.build import (
-    ORDERS,
     add_communication,
     build_schedule,
     check_schedule,
@@ -31,14 +29,7 @@ from trioflow.parallel.schedules.build import (
     write_schedule,
 )
 from trioflow.parallel.schedules.table import Action, Schedule, leaves
-from trioflow.parallel.splits.pipeline import (
-    boundary_bytes,
-    chunk_batch,
-    find_tied,
-    loss_operators,
-    split_batch,
-    stages_of_operators,
-)
+from trioflow.parallel.splits.pipeline import chunk_batch, find_tied, loss_operators, split_batch, stages_of_operators
 from trioflow.parallel.task_graph import TaskGraphBuilder
 from trioflow.tables import records
 from trioflow.trace.store import Trace
@@ -102,26 +93,6 @@ def run_graph(graph):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_rank_runs_its_row_of_the_schedule(name, transformer_trace):
-    plan = plan_of(name)
-    graph = extrapolate(transformer_trace, plan, MODEL, batch=16)
-    schedule = build_schedule(name, plan.pipeline, plan.micro_batches, plan.stages_per_rank)
-    for rank, row in enumerate(schedule.rows):
-        expected, seen = [], set()
-        for action in leaves(row):
-            if (action.stage, action.kind) == (0, "I"):
-                continue  # the first stage has no I: PyTorch does all of it in W
-            letter = "B" if action.kind in "BIW" else "R" if str(action) in seen else "F"
-            seen.add(str(action))
-            cell = f"{action.stage}{letter}{action.micro_batch}"
-            if not expected or expected[-1] != cell:  # an I and its W, one after the other
-                expected.append(cell)
-        assert runs_of(graph, rank) == expected
-    ends = run_graph(graph)
-    assert len(ends) == len(graph.tasks)
-
-
-@pytest.mark.parametrize("name", SHAPES)
 def test_work_is_the_same_whatever_the_schedule(name, transformer_trace):
     plan = plan_of(name)
     graph = extrapolate(transformer_trace, plan, MODEL, batch=8)
@@ -160,67 +131,6 @@ def test_graphs_of_equal_stages_have_the_ideal_bubbles(transformer_trace):
     assert waits("zero-bubble") < waits("1f1b") - 0.05
 
 
-def test_ranks_wait_for_their_sends_where_pytorch_does(transformer_trace):
-    for name, expected in (
-        ("1f1b", {"forward", "backward"}),
-        ("gpipe", {"backward"}),  # the first backward, and the scaling of gradients
-        ("interleaved", {"optimizer"}),
-    ):
-        plan = make_plan(pipeline=2, schedule=name, micro_batches=4, stages_per_rank=1)
-        graph = extrapolate(transformer_trace, plan, MODEL, batch=16)
-        tasks = graph.tasks.set_index("task_id")
-        edges = graph.dependencies
-        on_send = edges[tasks.loc[edges["depends_on"], "kind"].to_numpy() == "send"]
-        waiting = tasks.loc[on_send["task_id"]]
-        assert (waiting["kind"] == "compute").all()
-        assert set(waiting["phase"]) == expected
-        last = tasks[(tasks["kind"] == "send") & (tasks["rank"] == 1)].index[-1]
-        assert last in set(edges["depends_on"])
-    # Rank 0's first backward waits for the forward it sends together with that receive.
-    plan = make_plan(pipeline=2, schedule="1f1b", micro_batches=4)
-    graph = extrapolate(transformer_trace, plan, MODEL, batch=16)
-    tasks = graph.tasks
-    first = tasks[(tasks["rank"] == 0) & (tasks["phase"] == "backward") & tasks["op_id"].notna()]
-    waits = graph.dependencies.query(f"task_id == {first['task_id'].iloc[0]}")["depends_on"]
-    kinds = tasks.set_index("task_id").loc[waits]
-    # And for the send before, which PyTorch awaits after the second forward.
-    assert sorted(zip(kinds["kind"], kinds["micro_batch"], strict=True)) == [("recv", 0), ("send", 0), ("send", 1)]
-
-
-def test_the_old_pipe_recomputes_while_gradients_travel(transformer_trace):
-    graph = extrapolate(transformer_trace, plan_of("gpipe-recompute"), MODEL, batch=16)
-    tasks = graph.tasks
-    assert "gradient scaling" not in set(tasks["name"])  # one loss of the whole batch
-    waits = graph.dependencies.groupby("task_id")["depends_on"].apply(set)
-    kinds = tasks.set_index("task_id")["kind"]
-    again = tasks[tasks["name"].str.startswith("recompute ")]
-    assert (again["phase"] == "backward").all()
-    for task in again["task_id"]:
-        assert not any(kinds[w] == "recv" for w in waits.get(task, ()))
-    received = tasks[(tasks["kind"] == "recv")]["task_id"]
-    assert not set(received) & set(waits.index)  # copies need only what the sender has made
-    losses = loss_operators(transformer_trace)
-    assert losses and not losses & set(again["op_id"])
-    names = set(transformer_trace.operators.loc[sorted(losses), "name"])
-    assert "aten::cross_entropy_loss" in names and "aten::linear" not in names
-
-
-def test_micro_batches_that_do_not_divide_differ_by_one_sample(transformer_trace):
-    plan = make_plan(pipeline=2, micro_batches=3)
-    graph = extrapolate(transformer_trace, plan, MODEL, batch=8)
-    assert micro_batch_sizes(plan, 8) == [3, 3, 2]
-    sends = graph.tasks[(graph.tasks["kind"] == "send") & (graph.tasks["rank"] == 0)]
-    bytes_of = dict(zip(sends["micro_batch"], sends["message_bytes"], strict=True))
-    assert bytes_of[0] == bytes_of[1] == bytes_of[2] * 3 / 2 > 0
-    busy = graph.tasks[graph.tasks["op_id"].notna()].groupby("micro_batch")["duration_s"].sum()
-    assert busy[0] == pytest.approx(busy[1]) and busy[2] < busy[0]
-    assert any("micro-batches of 2 and 3 samples" in w for w in graph.metadata.warnings)
-    even = extrapolate(transformer_trace, plan, MODEL, batch=9)
-    assert not any("micro-batches of" in w for w in even.metadata.warnings)
-    with pytest.raises(PlanError, match="2 samples cannot be cut into 3"):
-        extrapolate(transformer_trace, plan, MODEL, batch=2)
-
-
 def test_batches_are_cut_as_the_frameworks_cut_them():
     assert split_batch(10, 4) == [3, 3, 2, 2]
     assert chunk_batch(10, 4) == [3, 3, 3, 1]
@@ -233,40 +143,6 @@ def test_batches_are_cut_as_the_frameworks_cut_them():
             assert sum(split_batch(batch, m)) == sum(chunk_batch(batch, m)) == batch
 
 
-def test_a_backward_is_split_by_what_the_stage_before_needs(transformer_trace):
-    stage_of, _ = stages_of_operators(transformer_trace, HALVES)
-    operators = transformer_trace.operators
-    mine = operators[(stage_of == 1) & (operators["phase"] == "backward")]["op_id"].tolist()
-    split = split_backward(transformer_trace, stage_of, 1)
-    assert sorted({*split.for_input, *split.for_weight}) == mine
-    names = operators["name"].to_dict()
-    flop = operators["flop"].to_dict()
-    products = [o for o in mine if names[o] == "aten::mm"]
-    # Every linear layer has one product for its input and one, as large, for its weight.
-    for part in (split.for_input, split.for_weight):
-        assert sum(flop[o] for o in part if o in products) * 2 == sum(flop[o] for o in products)
-    assert all(names[o] != "aten::sum" for o in split.for_input)
-    assert {names[o] for o in split.input_share} == {"aten::native_layer_norm_backward"}
-    assert all(0 < share < 1 for share in split.input_share.values())
-    first = split_backward(transformer_trace, stage_of, 0)
-    assert not first.for_input and first.for_weight
-
-
-def test_a_convolution_is_shared_by_its_flops(cnn_trace):
-    plan = make_plan(pipeline=2, schedule="zero-bubble", micro_batches=2)
-    graph = extrapolate(cnn_trace, plan, MODEL)
-    tasks = graph.tasks[(graph.tasks["rank"] == 1) & (graph.tasks["micro_batch"] == 0)]
-    parts = tasks[tasks["name"].str.startswith("aten::convolution_backward")]
-    assert {"aten::convolution_backward (I)", "aten::convolution_backward (W)"} == set(parts["name"])
-    whole = extrapolate(cnn_trace, make_plan(pipeline=2, micro_batches=2), MODEL).tasks
-    whole = whole[whole["micro_batch"] == 0].groupby("op_id")["duration_s"].sum()
-    host_s = cnn_trace.operators["cpu_ns"] / 1e9
-    for op_id, group in parts.groupby("op_id"):
-        assert len(group) == 2  # its device time is shared, its host time is paid twice
-        assert group["duration_s"].sum() == pytest.approx(whole[op_id] + host_s[op_id])
-        assert group["duration_s"].nunique() == 1
-
-
 def test_a_trace_without_tensors_cannot_be_split(transformer_trace):
     operators = transformer_trace.operators.copy()
     for column in ("input_ids", "output_ids"):
@@ -275,22 +151,6 @@ def test_a_trace_without_tensors_cannot_be_split(transformer_trace):
     plan = make_plan(pipeline=2, schedule="zero-bubble", micro_batches=2)
     with pytest.raises(PlanError, match="pipeline cannot be predicted"):
         extrapolate(blind, plan, MODEL, batch=2 * BATCH)
-
-
-def test_all_reduces_of_inputs_stay_with_i(transformer_trace):
-    plan = make_plan(tensor=2, pipeline=2, schedule="zero-bubble", micro_batches=2)
-    graph = extrapolate(transformer_trace, plan, MODEL, stages=HALVES)
-    plain = make_plan(tensor=2, pipeline=2, micro_batches=2)
-    whole = extrapolate(transformer_trace, plain, MODEL, stages=HALVES)
-    for tasks in (graph.tasks, whole.tasks):
-        reduces = tasks[(tasks["name"] == "all_reduce") & (tasks["phase"] == "backward")]
-        assert len(reduces) == 2 * 2 * 2 * 2  # ranks of a stage, micro-batches, blocks, layers
-    run_graph(graph)
-    # The sums of input gradients come before the send that needs them, not in W behind it.
-    mine = graph.tasks[(graph.tasks["rank"] == 2) & (graph.tasks["phase"] == "backward")]
-    send = mine[mine["kind"] == "send"]["task_id"].iloc[0]
-    before = mine[(mine["name"] == "all_reduce") & (mine["task_id"] < send)]
-    assert len(before) == 2  # of the stage's one block
 
 
 def test_tied_parameters_are_found_and_added_up_between_stages(tied_trace):
@@ -320,23 +180,6 @@ def test_tied_parameters_are_found_and_added_up_between_stages(tied_trace):
         assert done["task_id"].min() > between["task_id"].min()
 
 
-def test_a_tie_on_one_rank_needs_no_message(tied_trace):
-    """The V puts the first and the last stage on one rank."""
-    graph = extrapolate(tied_trace, make_plan(pipeline=2, schedule="zbv", micro_batches=4), MODEL, batch=8)
-    assert "all_reduce" not in set(graph.tasks["name"])
-    crossing = make_plan(pipeline=2, schedule="interleaved", micro_batches=4, stages_per_rank=2)
-    graph = extrapolate(tied_trace, crossing, MODEL, batch=8)
-    reduces = graph.tasks[graph.tasks["name"] == "all_reduce"]
-    assert reduces["group"].tolist() == ["0,1"] * 2
-    split = make_plan(pipeline=4, schedule="zero-bubble", micro_batches=4)
-    run_graph(extrapolate(tied_trace, split, MODEL, batch=8))
-
-
-def test_an_untied_model_shares_nothing(transformer_trace):
-    cut = [["embedding"], ["blocks.0", "blocks.1"], ["head"]]
-    assert find_tied(transformer_trace, stages_of_operators(transformer_trace, cut)[0]) == []
-
-
 def test_an_imported_schedule_is_executed(transformer_trace, tmp_path):
     write_schedule(build_schedule("1f1b", 2, 4), tmp_path / "mine.csv")
     given = read_schedule(tmp_path / "mine.csv")
@@ -346,38 +189,6 @@ def test_an_imported_schedule_is_executed(transformer_trace, tmp_path):
     other = make_plan(pipeline=2, micro_batches=8)
     with pytest.raises(PlanError, match="has 2 ranks, 2 stages and 4 micro-batches, the plan 2, 2 and 8"):
         extrapolate(transformer_trace, other, MODEL, batch=8, schedule=given)
-
-
-def test_memory_follows_the_schedule(transformer_trace):
-    transformer_trace = with_steady_times(transformer_trace)  # the stages do not change by chance
-
-    def peak(name, p, m, v=1, batch=64):
-        plan = make_plan(pipeline=p, schedule=name, micro_batches=m, stages_per_rank=v)
-        graph = extrapolate(transformer_trace, plan, MODEL, batch=batch)
-        return graph.metadata.peak_memory_bytes
-
-    # All in flight, the whole batch; what passes in backward is a micro-batch's.
-    assert peak("gpipe", 2, 8) < peak("gpipe", 2, 2) < 1.2 * peak("gpipe", 2, 8)
-    assert peak("1f1b", 2, 8) < peak("1f1b", 2, 4) < peak("gpipe", 2, 8)
-    assert peak("gpipe-recompute", 2, 8) < peak("gpipe", 2, 8)
-    # Without a recomputation they differ by buffers and returned outputs, which the old Pipe has not.
-    assert 0.8 * peak("gpipe", 2, 1) < peak("gpipe-recompute", 2, 1) < peak("gpipe", 2, 1)
-    # What a recomputation keeps instead: the stage's input of every other micro-batch.
-    _, unit_of = stages_of_operators(transformer_trace, HALVES)
-    input_bytes = boundary_bytes(transformer_trace, unit_of, 2) * 64 / BATCH
-    assert peak("gpipe-recompute", 2, 64) > input_bytes * 63 / 64
-
-
-def test_plans_of_all_schedules_have_names():
-    assert list(SCHEDULES) == list(ORDERS)
-    for name in SCHEDULES:
-        plan = named_plan(name, 4, 8)
-        assert plan.plan == plan.schedule == name and plan.ranks == 4
-        assert plan.stages == 4 * SCHEDULES[name].stages
-    assert named_plan("interleaved", 2, 4, 4).stages == 8
-    assert describe_plan(named_plan("interleaved", 2, 4, 4), 8).startswith("PP2, interleaved 4, mbs 2")
-    assert make_plan(pipeline=3, schedule="1f1b").micro_batches == 3
-    assert named_plan("1f1b", 1).schedule == "none"
 
 
 def test_stages_of_all_ranks_must_exist_in_the_model(cnn_trace):
@@ -453,7 +264,6 @@ def count_calls(function, calls):
 
 
 RANKS_AND_MICRO_BATCHES = list(itertools.product((1, 2, 3, 4, 8), (1, 2, 4, 8, 16)))
-NO_SPLIT = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 
 
 def schedule_of(*rows, micro_batches=1):
@@ -665,28 +475,3 @@ def test_files_that_hold_no_schedule_are_refused(tmp_path):
     (tmp_path / "half.csv").write_text("0F0\n")
     with pytest.raises(PlanError, match=r"half\.csv: rank 0: stage 0 runs only F"):
         read_schedule(tmp_path / "half.csv")
-
-
-def test_a_stage_that_is_used_soon_stays_unsharded():
-    lowered = lower_schedule(build_schedule("interleaved", 2, 2, 4))
-    row = [str(a) for a in lowered.rows[0]]
-    assert row[:4] == ["0UNSHARD", "2UNSHARD", "4UNSHARD", "0F0"]
-    assert row.index("6UNSHARD") > row.index("0RESHARD")
-    held = set()
-    for action in lowered.rows[0]:
-        if action.kind == "UNSHARD":
-            held.add(action.stage)
-        elif action.kind == "RESHARD":
-            held.remove(action.stage)
-        elif action.kind in "FB":
-            assert action.stage in held
-        assert len(held) <= 3
-    assert not held
-    reduces = [a for a in lowered.rows[0] if a.kind == "REDUCE_GRAD"]
-    assert [a.stage for a in reduces] == [6, 4, 2, 0]
-
-
-def test_costs_of_the_actions_are_the_caller_s():
-    schedule = build_schedule("1f1b", 2, 4)
-    assert run_ideally(schedule, {**NO_SPLIT, "B": 1.0}).makespan == 2 * 5
-    assert run_ideally(replace(schedule, rows=schedule.rows[:1])).makespan == 12

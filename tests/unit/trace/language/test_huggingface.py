@@ -50,9 +50,9 @@ FIELDS = st.fixed_dictionaries({}, optional={n: st.sampled_from(v) for n, v in S
 def count_theirs(kind, content):
     """Parameters of transformers' own model on the meta device; None where it refuses to make one."""
     import torch
-    from trioflow.trace.workloads.build import _import_transformers
+    from trioflow.trace.workloads.configured import import_transformers
 
-    library = _import_transformers("a model")
+    library = import_transformers("a model")
     try:
         config = library.AutoConfig.for_model(kind, **content)
         with torch.device("meta"):
