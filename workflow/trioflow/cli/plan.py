@@ -98,8 +98,8 @@ def _run_plan(options: argparse.Namespace) -> None:
     names = ("tokens", "price", "power_w", "batch", "memory_margin", "routing", "top", "jobs", *STEP_WORDS)
     asked = list_given(options, names)
     asked |= {"frameworks": [name.strip() for name in (options.frameworks or "").split(",") if name.strip()]}
-    if options.output and not Path(options.output).is_dir():
-        raise InputError(f"--output {options.output}: no such folder", fix="create it first")
+    if options.output and Path(options.output).is_file():
+        raise InputError(f"--output {options.output} is a file", fix="name a folder")
     best = plan(options.model, options.gpus, watch=show_progress(options), **asked, **list_inter_node(options))
     answer = best.to_dict()
     if options.html:
@@ -140,6 +140,7 @@ def _give_launch(launch: Mapping[str, str], folder: str | None, gpus: str) -> No
         print(f"\n{launch['why']}")
     elif folder:
         path = Path(folder) / launch["file"]
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(launch["text"], encoding="utf-8")
         print(f"\nwritten: {path} ({launch['plan']}); trioflow simulate {path} --gpus {gpus} reads it back")
     else:
@@ -213,7 +214,7 @@ def _format_numbers(answer: Mapping[str, Any], currency: str) -> str:
         "MFU [%]": lambda row: spread(100 * row["mfu"], row, lambda value: f"{value:.1f}", rate=True),
         "days": lambda row: spread(row["run"]["time_s"] / DAY_S, row, lambda value: f"{value:,.1f}"),
         f"cost [{currency}]": lambda row: spread(row["run"]["cost"], row, _shorten),
-        "energy [MWh]": lambda row: spread(row["run"]["energy_j"] / JOULES_PER_MWH, row, lambda v: f"{v:,.4g}"),
+        "energy [MWh]": lambda row: spread(row["run"]["energy_j"] / JOULES_PER_MWH, row, lambda v: f"{v:,.3g}"),
         "memory fits": lambda row: f"{row['fit_probability']:.0%}",
     }
     table = []

@@ -35,7 +35,7 @@ from trioflow.prediction.step import (
     read_session,
     scale_operators,
 )
-from trioflow.trace.store import Trace, is_model, load_trace, refuse_step
+from trioflow.trace.store import Trace, is_decoder, is_model, load_trace, refuse_step
 
 if TYPE_CHECKING:
     from trioflow.prediction.keywords import Keywords
@@ -76,11 +76,12 @@ def predict(
 
 
 def cut_micro_batches(traces: Traces, plan: Plan, batch: int | None, samples: int | None = None) -> Plan:
-    """Return a plan with micro-batches of so many samples; by default of one for a language model whose plan takes that.
+    """Return a plan with micro-batches of so many samples; by default of one for a decoder whose plan takes that.
 
     Raises PlanError where the batch does not divide into those that were asked for.
     """
-    if batch is None or (samples is None and find_model(traces) is None):
+    model = find_model(traces)
+    if batch is None or (samples is None and (model is None or not is_decoder(model))):
         return plan
     try:
         return cut_batch(plan, batch, samples or 1)

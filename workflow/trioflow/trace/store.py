@@ -641,6 +641,11 @@ def is_model(name: str | Path) -> bool:
     return language_models().find_configuration(name) is not None
 
 
+def is_decoder(name: str | Path) -> bool:
+    """Return whether a model's name or path stands for a decoder of ``trace.language``, not for another library's network."""
+    return isinstance(language_models().find_configuration(name), language_models().Configuration)
+
+
 _PACKAGE = Path(__file__).parent.parent
 SHIPPED = _PACKAGE / "data" / "traces"
 """Folder of the traces inside the package."""
