@@ -61,7 +61,7 @@ def test_every_public_name_is_there_and_none_is_loaded_before_it_is_used(tmp_pat
 
 def test_type_checkers_see_every_public_name_where_it_is_defined():
     typed = {}
-    for node in ast.walk(ast.parse((PACKAGE / "__init__.py").read_text())):
+    for node in ast.walk(ast.parse((PACKAGE / "__init__.pyi").read_text())):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             for line in node.body:
                 assert isinstance(line, ast.ImportFrom)
