@@ -138,7 +138,7 @@ def test_a_table_that_unpacks_to_more_than_the_memory_is_refused(
 ) -> None:
     path = tmp_path / "many.parquet"
     pq.write_table(pa.table({"op_id": pa.array(range(1000), pa.int64())}), path)
-    monkeypatch.setattr(tables.files, "find_available_bytes", lambda: 20_000)
+    monkeypatch.setattr(tables.schemas, "find_available_bytes", lambda: 20_000)
     with pytest.raises(TableError, match=r"many\.parquet: its 1 k values take some .* 20 kB are free"):
         tables.read_table(path, "operators")
 

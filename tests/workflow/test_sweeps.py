@@ -47,6 +47,8 @@ assert snakemake.resources.runtime > 60
 Path(snakemake.output[0]).touch()
 '''
 
+CHUNKS = 3
+
 
 def add_sweep(project: Project, text: str = SWEEP) -> Project:
     for file in (project.folder / "config/sweeps").glob("*.yaml"):
@@ -93,8 +95,8 @@ def start(project: Project) -> subprocess.Popen[bytes]:
 
 def test_each_sweep_is_a_target_and_so_are_all(sweep: Project, default_jobs: dict[str, int]) -> None:
     jobs = sweep.planned(TABLE)
-    assert jobs == {"simulate_sweep": 2, "collect_sweep": 1}
-    assert sweep.planned("sweeps") == {"simulate_sweep": 2, "collect_sweep": 1, "sweeps": 1}
+    assert jobs == {"simulate_sweep": CHUNKS, "collect_sweep": 1}
+    assert sweep.planned("sweeps") == {"simulate_sweep": CHUNKS, "collect_sweep": 1, "sweeps": 1}
     assert "simulate_sweep" not in default_jobs, "sweeps are asked for"
 
 
@@ -109,9 +111,9 @@ def test_a_finished_sweep_has_table_figures_and_progress_and_is_done(done: Proje
     folder = done.folder / "results/sweeps/small"
     names = {"results.parquet", "throughput.svg", "throughput.png", "memory.svg", "memory.png", "chunks"}
     assert {path.name for path in folder.iterdir()} == names
-    assert len(chunk_files(done)) == 2
+    assert len(chunk_files(done)) == CHUNKS
     logs = [path.read_text() for path in (done.folder / "results/logs/simulate_sweep/small").iterdir()]
-    assert all("chunk" in log and "of" in log.splitlines()[-1] for log in logs) and len(logs) == 2
+    assert all("chunk" in log and "of" in log.splitlines()[-1] for log in logs) and len(logs) == CHUNKS
     assert done.planned(TABLE) == {}
 
 
@@ -127,7 +129,7 @@ def test_an_edit_of_the_library_predicts_again_and_one_of_the_figures_only_draws
     done.append("workflow/trioflow/sweeps/figures.py", "\n# edited\n")
     assert done.planned(TABLE).keys() == {"collect_sweep"}
     done.append("workflow/trioflow/parallel/extrapolate.py", "\n# edited\n")
-    assert done.planned(TABLE)["simulate_sweep"] == 2
+    assert done.planned(TABLE)["simulate_sweep"] == CHUNKS
 
 
 def test_a_damaged_chunk_is_named_and_only_it_is_predicted_again(done: Project) -> None:
@@ -184,7 +186,7 @@ def test_a_killed_sweep_keeps_what_is_finished_and_a_second_one_does_not_interfe
     subprocess.run(unlock, cwd=sweep.folder, check=True, capture_output=True)
     sweep.snakemake(TABLE)
     ran = [name for name, _, _ in sweep.ran()]
-    assert len(ran) == len(set(ran)) == 2, "the finished chunk is not predicted twice"
+    assert len(ran) == len(set(ran)) == CHUNKS, "the finished chunk is not predicted twice"
     assert {path.read_text() for path in chunk_files(sweep)} == {"finished"}
     assert (sweep.folder / TABLE).read_text() == "collected"
 
@@ -195,7 +197,7 @@ def test_a_chunk_that_is_sent_again_has_twice_the_time(sweep: Project) -> None:
         "for path in snakemake.output:\n    open(path, 'w').write('collected')\n"
     )
     sweep.snakemake(TABLE, "--retries", "1")
-    assert sorted((sweep.folder / "limits").read_text().split()) == ["120", "120", "60", "60"]
+    assert sorted((sweep.folder / "limits").read_text().split()) == ["120"] * CHUNKS + ["60"] * CHUNKS
 
 
 def test_a_full_disk_fails_the_job_in_one_sentence_and_the_next_start_goes_on(done: Project) -> None:

@@ -225,7 +225,7 @@ def test_coverage_is_of_what_was_measured(cnn_trace):
     assert coverage_of_trace(gpu) == 0.75
     untimed = Trace(operators, tensors, replace(facts, step_time_source=UNTIMED, step_time_s=0.0))
     assert coverage_of_trace(untimed) is None
-    assert "no times" in describe_step(summarise_trace(untimed, "x"))
+    assert "no timings" in describe_step(summarise_trace(untimed, "x"))
 
 
 ABOUT = {"compared": "messages", "plan": "2 data", "model": "gpt2", "against": "ranks over gloo"}

@@ -349,7 +349,7 @@ def test_a_missing_table_is_said(tmp_path, monkeypatch):
 def test_the_words_of_the_tables_are_all_built():
     from trioflow.trace.workloads.build import _BUILDERS
 
-    assert set(_BUILDERS) == {*FAMILIES, "language"}, "a language model has a configuration, no row"
+    assert set(_BUILDERS) == {*FAMILIES, "language", "configured"}, "these have a configuration, no row"
     assert set(PRECISIONS) == {"fp32", "tf32", "bf16", "fp16"}
     assert len(OPTIMIZERS) == 9
     assert {size for both in FAMILIES.values() for sizes in both for size in sizes} == set(SIZES)
