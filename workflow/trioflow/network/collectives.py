@@ -75,18 +75,14 @@ class LinkCollectives:
     """Nothing was measured."""
 
     @cached_property
-    def _router(self) -> Router:
-        return Router(self.machine.links, self.machine.routing)
+    def _planner(self) -> CollectivePlanner:
+        return CollectivePlanner(self.machine)
 
     def time_s(self, collective: str, ranks: int, message_bytes: float) -> CollectiveTime:
         """Return the time of the first ranks' collective; its interval is not known, so its ends are the time."""
-        if ranks < 2:
-            return CollectiveTime(0.0, 0.0, 0.0, UNCALIBRATED)
-        named = tuple((name_rank_node(a), name_rank_node(b)) for a, b in pair_group(collective, range(ranks)))
-        shape = FlowShape(named, self._router)
-        wire_bytes = compute_wire_bytes(collective, message_bytes, ranks) / (ranks - 1 if collective in _DIVIDED else 1)
-        steps = count_steps(collective, ranks, chain=True)
-        time_s = steps * shape.slowest_latency_s + wire_bytes / float(shape.rates_bytes_per_s.min())
+        flows, time_s = self._planner.build(collective, int(message_bytes), range(ranks)), 0.0
+        if flows.flow_count:
+            time_s = float(flows.latencies_s[0] + (flows.sizes_bytes / flows.shape.rates_bytes_per_s).max())
         return CollectiveTime(time_s, time_s, time_s, UNCALIBRATED)
 
 
@@ -170,8 +166,6 @@ def _worst(routes: Routes) -> tuple[float, float]:
 
 
 UNCALIBRATED = "uncalibrated"
-_DIVIDED = ("all_to_all", "scatter", "gather")
-"""Collectives in which a rank's bytes go to, or come from, its partners in equal parts."""
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bound = Literal["time_s", "low_s", "high_s"]
@@ -281,8 +275,8 @@ class CollectivePlanner:
         if not flows:
             return CollectiveFlows(shape, np.zeros(0), np.zeros(0), np.zeros(0), "measured")
         wire_bytes = compute_wire_bytes(collective, message_bytes, ranks)
-        if collective in _DIVIDED:
-            wire_bytes /= ranks - 1
+        if collective in ("all_to_all", "scatter", "gather"):
+            wire_bytes /= ranks - 1  # one rank's bytes go to, or come from, its partners in equal parts
         steps_s = count_steps(collective, ranks, chain=True) * shape.slowest_latency_s
         found = self.find_time(collective, message_bytes, group)
         if found is None:
