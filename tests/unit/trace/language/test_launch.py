@@ -87,11 +87,24 @@ def test_a_users_own_file_is_read_with_its_frameworks_defaults() -> None:
     assert wanted.items() <= found.degrees.items()
 
 
+def test_what_the_training_script_fills_in_is_as_if_not_said() -> None:
+    said = {"zero_optimization": {"stage": 3}, "trioflow": {"model": "llama-3.1-8b", "sequence": 4096}}
+    filled = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}}
+    found = parse_configuration(json.dumps(said | filled), "ds.json")
+    assert found == parse_configuration(json.dumps(said), "ds.json") and found.step["sequence"] == 4096
+
+
 @pytest.mark.parametrize(
     ("file", "text", "problem"),
     [
+        ("fsdp.yaml", "num_processes: eight\nfsdp_config: {}\n", "num_processes: 'eight' is no whole number"),
+        ("run.toml", "[training]\nseq_len = 2.5\n[parallelism]\n", "run.toml.*seq_len: 2.5 is no whole number"),
         ("run.toml", "[training\n", "not readable as TOML"),
-        ("run.toml", '[training]\n[parallelism]\npipeline_parallel_schedule = "Best"\n', "'Best' is not known here"),
+        (
+            "run.toml",
+            '[training]\n[parallelism]\npipeline_parallel_schedule = "Best"\n',
+            "run.toml.*schedule: 'Best' is not known here",
+        ),
         ("ds.json", '{"zero_optimization": {"stage": 1}}', "names no model that is known"),
         ("fsdp.yaml", "# model: nobody\nfsdp_config: {fsdp_version: 2}\n", "names no model that is known: nobody"),
     ],

@@ -45,6 +45,11 @@ FRAMEWORKS = {
 }
 _SCRIPT = re.compile(r"^# ([a-z_]+): (.+)$", re.MULTILINE)
 """A comment of a file about what the training script decides."""
+_WHOLE = re.compile("-?[0-9]{1,12}", re.ASCII)
+_TEXTS = ("name", "parts")
+"""Fields without words of their own that are no whole numbers."""
+_FILLED_IN = "auto"
+"""What stands in a file where the training script fills the value in: it says nothing."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +67,14 @@ class Key:
         word = next((word for word, ours in self.words if ours == str(value)), "")
         return {"+": True, "True": True, "False": False, "": None}.get(word, int(word) if word.isdigit() else word)
 
-    def read(self, value: Any) -> Any:
+    def read(self, value: Any, file: str) -> Any:
         """Return the value that the file's word stands for; InputError for a word that is not known here."""
         if not self.words:
             return value
         known = {word.replace("+", "True"): ours for word, ours in reversed(self.words)}
         if str(value) not in known:
-            raise InputError(f"{value!r:.40} is not known here", place=self.key, fix=f"use one of {', '.join(known)}")
+            fix = f"use one of {', '.join(known)}"
+            raise InputError(f"{value!r:.40} is not known here", file=file, place=self.key, fix=fix)
         return {"True": True, "False": False}.get(known[str(value)], known[str(value)])
 
 
@@ -238,16 +244,20 @@ def read_launch(content: Mapping[str, Any], text: str, file: str, models: Mappin
     Raises InputError where a key has an unknown word, or the model is not known.
     """
     framework = str(find_framework(content))
-    script = {**dict(_SCRIPT.findall(text)), **content.get("trioflow", {})}
-    flat = dict(_flatten(content)) | {f"#{key}": value for key, value in script.items()}
+    flat = dict(_flatten(content)) | {f"#{key}": value for key, value in _SCRIPT.findall(text)}
+    flat |= {key.replace("trioflow.", "#", 1): value for key, value in flat.items() if key.startswith("trioflow.")}
     if framework == NEMO:
-        return read_megatron(_from_bridge(flat), file, "model")
+        return read_megatron(_from_bridge(flat, file), file, "model")
     known: dict[str, Any] = {}
     for one in list_keys(framework):
         names = one.key.split(" ")
-        if all(name in flat for name in names):
+        if all(flat.get(name, _FILLED_IN) != _FILLED_IN for name in names):
             value = flat[one.key] if len(names) == 1 else " ".join(str(flat[name]) for name in names)
-            known[one.field] = one.read(value)
+            known[one.field] = one.read(value, file)
+            if not one.words and one.field not in _TEXTS:
+                if not _WHOLE.fullmatch(str(value)):
+                    raise InputError(f"{value!r:.40} is no whole number", file=file, place=one.key)
+                known[one.field] = int(value)
     model = models.get(str(known.get("name")))
     if model is None:
         raise InputError(
@@ -258,11 +268,11 @@ def read_launch(content: Mapping[str, Any], text: str, file: str, models: Mappin
     return _settle(known, model)
 
 
-def _from_bridge(flat: Mapping[str, Any]) -> dict[str, Any]:
+def _from_bridge(flat: Mapping[str, Any], file: str) -> dict[str, Any]:
     """Return the keys of Megatron Bridge as Megatron-LM's arguments; what is set to false is left out."""
     named = {one.key: one for one in list_keys(NEMO)}
     arguments = {
-        named[key].field if key in named else key.rpartition(".")[2].replace("_", "-"): named[key].read(value)
+        named[key].field if key in named else key.rpartition(".")[2].replace("_", "-"): named[key].read(value, file)
         if key in named
         else value
         for key, value in flat.items()
@@ -282,19 +292,19 @@ def _flatten(content: Mapping[str, Any], place: str = "") -> Iterator[tuple[str,
 def _settle(known: Mapping[str, Any], model: LanguageModel) -> Configuration:
     """Return the configuration that a file's fields come to."""
     degrees: dict[str, Any] = {
-        name: int(known[name]) for name in ("tensor", "context", "pipeline", "expert") if name in known
+        name: known[name] for name in ("tensor", "context", "pipeline", "expert") if name in known
     }
     pipeline, parts = degrees.get("pipeline", 1), known.get("parts") or []
-    sharding, shared = str(known.get("sharding", "default")), int(known.get("sharded", 0))
+    sharding, shared = str(known.get("sharding", "default")), known.get("sharded", 0)
     if sharding == "default":  # torchtitan keeps weights gathered in a pipeline; others say what they shard
         sharding = "none" if not shared else "zero2" if pipeline > 1 else "fsdp"
     if shared:
-        replicas = int(known.get("replicate", 1))
+        replicas = known.get("replicate", 1)
         sharding = "none" if shared == 1 else "hsdp" if replicas > 1 else sharding
-        known_sizes = {"data": replicas * shared, **({"shard": shared} if sharding == "hsdp" else {})}
-        degrees |= known_sizes if shared > 0 else {}
+        if shared > 0:
+            degrees |= {"data": replicas * shared} | ({"shard": shared} if sharding == "hsdp" else {})
     if "ranks" in known:
-        degrees["data"] = int(known["ranks"])
+        degrees["data"] = known["ranks"]
     if pipeline > 1:
         stages = len(parts) // pipeline if parts else None
         degrees |= {"schedule": known.get("schedule", "1f1b")} | ({"stages_per_rank": stages} if stages else {})
@@ -302,9 +312,8 @@ def _settle(known: Mapping[str, Any], model: LanguageModel) -> Configuration:
     tensor = degrees.get("tensor", 1) > 1
     degrees |= {"sequence_parallel": tensor, "vocabulary_parallel": tensor}
     micro = known.get("micro_batch", 1) if pipeline > 1 or "local_batch" not in known else known["local_batch"]
-    step = {"batch": int(micro)} | {name: known[name] for name in ("sequence", "precision", "fusion") if name in known}
-    step |= {"sequence": int(step["sequence"])} if "sequence" in step else {}
-    whole = int(known.get("global_batch", -1))
+    step = {"batch": micro} | {name: known[name] for name in ("sequence", "precision", "fusion") if name in known}
+    whole = known.get("global_batch", -1)
     blocks = tuple(sum(name.startswith("layers.") for name in part) for part in parts)
     return Configuration(model, step, degrees, global_batch=whole if whole > 0 else None, stages=blocks)
 
