@@ -96,6 +96,7 @@ def test_gpus_are_found_by_their_name_on_their_usual_platform(text: str, platfor
         (["llama-3.2-1b", "--gpus", "H100"], "is no number of GPUs"),
         (["llama-3.2-1b", "--gpus", "8xH1000"], "no platform is called 'H1000'"),
         (["llama-3.2-1b", "--gpus", "8xH100", "--memory-margin", "1.5"], "is not a share from 0"),
+        (["llama-3.2-1b", "--gpus", "8xH100", "--power-w", "-5"], "--power-w -5.0 is not positive"),
         (
             ["llama-3.1-70b", "--gpus", "1xH100", "--sequence", "512", "--batch", "1"],
             "no plan fits 1xH100; the nearest",

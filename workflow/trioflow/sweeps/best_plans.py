@@ -103,7 +103,6 @@ def plan(
     ``routing``: as for ``search``; ``step``: ``STEP_WORDS`` and ``INTER_NODE``. Raises InputError when nothing fits, or
     as ``search``.
     """
-    check_names(step, (*STEP_WORDS, *INTER_NODE), "option")
     if not 0 <= memory_margin < 1:
         raise InputError(f"--memory-margin {memory_margin:g} is not a share from 0 to below 1")
     check_names(frameworks, FRAMEWORKS, "framework")
@@ -138,6 +137,7 @@ def plan(
         batch=batch,
         top=top,
         price_per_gpu_hour=price,
+        power_w=power_w,
         tokens=tokens,
         routing=routing,
         watch=watch,
@@ -149,9 +149,6 @@ def plan(
         why = f"; the nearest, {nearest['plan_text']}, {nearest['reason']}" if nearest else ""
         raise InputError(f"no plan fits {gpus}{why}", fix="use more GPUs, a smaller batch or sequence")
     shown = choose_shown(found["ranking"])
-    for row in shown:
-        if "run" in row and power_w is not None:
-            row["run"] |= {"energy_j": row["run"]["gpu_hours"] * 3600.0 * power_w, "power_w": power_w}
     language: dict[str, Any] = {key: value for key, value in step.items() if key in STEP_WORDS}
     options = Options(routing=routing, **language)
 
