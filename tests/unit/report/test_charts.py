@@ -53,6 +53,11 @@ def test_figures_hold_the_numbers_of_the_prediction(predictions: dict[str, triof
     assert (work["flop_per_s"] < one.step.platform.device.peak_flop_per_s["bf16"]).all()
 
 
+def test_the_roof_is_named_by_the_precision_whose_peak_it_is() -> None:
+    one = trioflow.predict("llama-3.2-1b", "fsdp", "dgx1-v100", ranks=8, batch=8, sequence=512, precision="bf16")
+    assert "125 TFLOP/s in fp16" in one.plot().charts[-1].caption, "a V100 has no rate in bf16"
+
+
 def test_a_long_timeline_is_merged_and_loses_no_time(predictions: dict[str, trioflow.Prediction]) -> None:
     timeline = predictions["1f1b"].timeline
     whole, few = merge_tasks(timeline), merge_tasks(timeline, most=200)

@@ -564,7 +564,9 @@ def draw_roofline(prediction: Prediction) -> Chart:
     )
     numbers = rows[rows["time_share"] > 0].sort_values("time_share", ascending=False).reset_index()
     rows = numbers[(numbers["flop_per_s"] > 0) & (numbers["bytes_per_s"] > 0)]
-    peak = device.peak_flop_per_s.get(str(trace.facts.precision)) or max(device.peak_flop_per_s.values())
+    peaks, precision = device.peak_flop_per_s, str(trace.facts.precision)
+    precision = precision if precision in peaks else max(peaks, key=lambda name: peaks[name])
+    peak = peaks[precision]
     bandwidth = float(device.memory_bandwidth_bytes_per_s or 0.0)
     ridge = peak / bandwidth
     low, high = min(rows["flop_per_byte"].min(), ridge) / 4, max(rows["flop_per_byte"].max(), ridge) * 4
@@ -588,6 +590,6 @@ def draw_roofline(prediction: Prediction) -> Chart:
     _add_hover(drawn, dots, operators="@name", rate="@y{0.0} TFLOP/s", share_of_compute="@share{0.0 %}")
     caption = (
         f"Operators by class, as large as their share of the time. The line is the data sheet's roof: {peak / _TERA:.0f} "
-        f"TFLOP/s in {trace.facts.precision}, {bandwidth / _TERA:.2f} TB/s. Those that only move memory are in the numbers."
+        f"TFLOP/s in {precision}, {bandwidth / _TERA:.2f} TB/s. Those that only move memory are in the numbers."
     )
     return Chart("How near to the GPU's limits", caption, drawn, legend, numbers)
