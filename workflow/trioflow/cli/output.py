@@ -179,16 +179,14 @@ def add_command(
 
 
 JSON: Options = {"answer": [("--json", True, "print one JSON object for programs")]}
-
-
 HTML: Options = {"answer": [("--html", "OUT", "write the answer with its pictures as one file: .html (needs bokeh)")]}
 
 
 def write_page(options: argparse.Namespace, draw: str = "", *answers: Any, **more: Any) -> None:
     """Write the page of ``--html`` where it is asked for; before anything is computed only check that it can be written.
 
-    ``draw``: the function of ``report.charts`` that draws the answers, with what ``more`` it takes; none to check. Raises InputError where bokeh or the
-    folder is missing.
+    ``draw``: the function of ``report.charts`` that draws the answers, with what ``more`` it takes; none to check.
+    Raises InputError where bokeh or the folder is missing.
     """
     check_output("--html", options.html, (".html",))
     if options.html:

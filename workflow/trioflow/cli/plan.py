@@ -166,7 +166,10 @@ def format_plans(best: BestPlans, answer: Mapping[str, Any], currency: str) -> s
             wrap(
                 f"confidence  {step['confidence']}: {_CONFIDENCE[step['confidence']]}; brackets are 80 % intervals", 12
             ),
-            wrap(f"more        --explain, --json; {_describe_next(answer)}", 12),
+            wrap(
+                f"more        --explain, --json; {answer['plans']:,} plans estimated, the best {answer['simulated']} simulated",
+                12,
+            ),
         ]
     )
 
@@ -206,7 +209,7 @@ def _format_numbers(answer: Mapping[str, Any], currency: str) -> str:
         low, high = sorted(value / end if rate else value * end for end in ends)
         return f"{write(value)} [{write(low)}-{write(high)}]"
 
-    lines: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
+    lines: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"step [{unit}]": lambda row: spread(row["step_time_s"] / scale, row, lambda value: f"{value:.3g}"),
         "tokens/s/GPU": lambda row: spread(
             row["tokens_per_s_per_gpu"], row, lambda v: f"{v:,.0f}" if v < _MANY else _shorten(v), rate=True
@@ -220,7 +223,7 @@ def _format_numbers(answer: Mapping[str, Any], currency: str) -> str:
     table = []
     for name, write in lines.items():
         try:
-            table.append([name, *(write(row) or "-" for row in rows)])
+            table.append([name, *(write(row) for row in rows)])
         except (KeyError, TypeError):  # no tokens, price, sheet or memory
             continue
     return format_table(["", *(f"plan {number}" for number, _ in enumerate(rows, 1))], table)
@@ -267,8 +270,3 @@ def _describe_assumed(best: BestPlans, answer: Mapping[str, Any]) -> str:
     if "power_w" in assumed and "run" in answer["shown"][0]:
         parts.append(f"{assumed['power_w']:.0f} W per GPU (--power-w)")
     return ", ".join(parts)
-
-
-def _describe_next(answer: Mapping[str, Any]) -> str:
-    """Return what the search went through."""
-    return f"{answer['plans']:,} plans estimated, the best {answer['simulated']} simulated"

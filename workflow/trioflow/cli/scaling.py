@@ -59,14 +59,15 @@ def read_counts(text: str) -> list[int]:
 
 def _predict_at(options: argparse.Namespace, count: int, name: str) -> dict[str, Any]:
     """Return the row of a number of GPUs; ``name`` of the GPUs, empty where the platform was given."""
-    chosen = argparse.Namespace(**{**vars(options), "ranks": count, "gpus": f"{count}x{name}" if name else None})
-    chosen.data = None
+    chosen = argparse.Namespace(
+        **{**vars(options), "ranks": count, "gpus": f"{count}x{name}" if name else None, "data": None}
+    )
     if not any(getattr(options, given) for given in ("plan", "sharding", "tensor", "context", "pipeline", "expert")):
         chosen.plan = "fsdp" if count > 1 else "single"
     plan, platform, assumed = read_options(chosen)
     prediction = predict(options.trace, plan, platform, batch=options.batch, options=assumed)
     answer = prediction.to_dict()
-    return {"ranks": count, **{name: answer.get(name) for name in _COLUMNS}}
+    return {"ranks": count, **{column: answer.get(column) for column in _COLUMNS}}
 
 
 def _run_scaling(options: argparse.Namespace) -> None:
@@ -89,8 +90,13 @@ def _run_scaling(options: argparse.Namespace) -> None:
         row["rate"] = row[f"{unit}_per_s"]
         row["efficiency"] = row["rate"] / row["ranks"] / (rows[0]["rate"] / rows[0]["ranks"])
     warnings = [*map(str, refused), *dict.fromkeys(warning for row in rows for warning in row.pop("warnings"))]
-    names = {key: rows[0][key] for key in ("workload", "platform")}
-    answer = {**names, "unit": unit, "rows": rows, "warnings": warnings}
+    answer = {
+        "workload": rows[0]["workload"],
+        "platform": rows[0]["platform"],
+        "unit": unit,
+        "rows": rows,
+        "warnings": warnings,
+    }
     write_page(options, "plot_scaling", answer)
     if write_output(options.form, answer, rows):
         return

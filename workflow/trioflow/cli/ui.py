@@ -97,9 +97,8 @@ def list_fields(parser: argparse.ArgumentParser, folder: Path | None = None) -> 
     own = sorted(folder.iterdir()) if folder else []
     traces = [str(path) for path in own if path.suffix == ".trace" or (path / "trace.json").is_file()]
     machines = [str(path) for path in own if path.suffix == ".yaml"]
-    first = "llama-3.1-8b" if "llama-3.1-8b" in names else names[0]
     fields = {
-        "model": Field("model", "", first, "choice", [*traces, *names]),
+        "model": Field("model", "", "llama-3.1-8b", "choice", [*traces, *names]),
         "platform": Field("platform", "--platform", "dgx-h100", "choice", [*machines, *platforms()["name"]]),
     }
     for name, label, value, most, offered in _ASKED:
@@ -154,9 +153,8 @@ class Studio:
         run = add_run(first, self._parser.parse_args(asked), predictions[0].step.platform.device)
         command = shlex.join(["trioflow", *asked])
         numbers = {key: value for key, value in (first | run).items() if key not in ("memory", "warnings")}
-        sources = predictions[0].provenance
         page = plot(*predictions, asked=command, run=run.get("run"))
-        return page, {"command": command, "form": form, "answer": numbers, "from": sources}
+        return page, {"command": command, "form": form, "answer": numbers, "from": predictions[0].provenance}
 
 
 class _Handler(RequestHandler):

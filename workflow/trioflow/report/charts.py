@@ -393,8 +393,8 @@ def draw_scaling(rows: pd.DataFrame, column: str, label: str, *, linear: bool = 
     """Draw a rate against the number of GPUs with its 80 % interval; ``linear``: with what the first would give on more."""
     ranks = rows["ranks"].to_numpy(float)
     low, high = (rows[column] * rows["step_time_s"] / rows[end] for end in ("high_s", "low_s"))
-    axes = {"x_axis_type": "log", "y_axis_type": "log" if linear else "linear"}
-    drawn = new_figure(320, x_axis_label="GPUs", y_axis_label=label, **axes)
+    y_type = "log" if linear else "linear"
+    drawn = new_figure(320, x_axis_label="GPUs", y_axis_label=label, x_axis_type="log", y_axis_type=y_type)
     drawn.varea(ranks, low, high, fill_color=BLUE, fill_alpha=0.2)
     drawn.line(ranks, rows[column], color=BLUE, line_width=2)
     fits = rows["fit_probability"].isna() | (rows["fit_probability"] >= LIKELY)
@@ -571,8 +571,7 @@ def draw_roofline(prediction: Prediction) -> Chart:
     ridge = peak / bandwidth
     low, high = min(rows["flop_per_byte"].min(), ridge) / 4, max(rows["flop_per_byte"].max(), ridge) * 4
     axes = {"x_axis_type": "log", "y_axis_type": "log"}
-    labels = {"x_axis_label": "FLOP per byte of memory traffic", "y_axis_label": "TFLOP/s"}
-    drawn = new_figure(340, **axes, **labels)
+    drawn = new_figure(340, x_axis_label="FLOP per byte of memory traffic", y_axis_label="TFLOP/s", **axes)
     drawn.line([low, ridge, high], [low * bandwidth / _TERA, peak / _TERA, peak / _TERA], line_width=2, tags=["ink"])
     drawn.x_range.start, drawn.x_range.end = low, high
     legend = dict(zip(rows["operator_class"], [*SERIES_COLOURS, "#A6761D", GREY, *[GREY] * len(rows)], strict=False))
