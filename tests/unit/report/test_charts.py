@@ -135,6 +135,23 @@ def test_scaling_answers_as_simulate_does_at_each_number_of_gpus(
     assert drawn["y"].tolist() == [row["tokens_per_s"] for row in answer["rows"]]
 
 
+def test_scaling_runs_the_plan_of_a_launch_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 512\nglobal_batch_size = 4\n'
+        '[parallelism]\ntensor_parallel_degree = 2\n[activation_checkpoint]\nmode = "full"\n'
+    )
+    answers = []
+    for words in (["scaling", "--gpus", "4..16xH100"], ["simulate", "--gpus", "8xH100"]):
+        assert main([*words[:1], str(file), *words[1:], "--json"]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    scaled, one = answers
+    assert [row["ranks"] for row in scaled["rows"]] == [4, 8] and "do not divide" in scaled["warnings"][0]
+    assert "TP2" in one["plan_text"] and {scaled["rows"][1][key] == one[key] for key in ("plan_text", "low_s")} == {
+        True
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "counts"),
     [("8..64", [8, 16, 32, 64]), ("24,8", [8, 24]), ("3..13", [3, 6, 12]), ("8..", None), ("0..4", None)],

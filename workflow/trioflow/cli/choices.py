@@ -373,7 +373,7 @@ def _share_ranks(options: argparse.Namespace, found: Configuration) -> None:
         options.batch = found.global_batch or data * micro * (found.accumulate or pipeline)
     pieces, rest = divmod(options.batch, data * micro)
     if rest or not pieces:
-        raise InputError(
+        raise PlanError(
             f"{options.batch} samples a step do not divide into micro-batches of {micro} on {data} replicas",
             file=options.megatron,
             fix="give --batch or --ranks",

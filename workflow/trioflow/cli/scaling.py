@@ -7,7 +7,7 @@ from typing import Any
 
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.units import format_time
-from trioflow.cli.choices import COLLECTIVES, NETWORK, WHAT_IF, add_plan_arguments, read_options
+from trioflow.cli.choices import COLLECTIVES, NETWORK, WHAT_IF, add_plan_arguments, apply_configuration, read_options
 from trioflow.cli.output import HTML, add_command, format_table, list_forms, print_warnings, write_output, write_page
 from trioflow.parallel.memory.peak import describe_probability
 from trioflow.parallel.remembered import Memory, remembering
@@ -37,7 +37,7 @@ def add_scaling(parser: argparse.ArgumentParser) -> None:
     add_plan_arguments(parser)
     text = (
         "--gpus 8..2048: all doublings; 8,24,64: a list; 8..64xH100: of a kind, else give\n--platform. More GPUs are more "
-        "replicas; without a plan they run fsdp, without\n--batch each keeps its samples."
+        "replicas; without a plan they run fsdp (a launch\nconfiguration its own), without --batch each keeps its samples."
     )
     forms = list_forms("a row for each number of GPUs")
     add_command(parser, _run_scaling, COLLECTIVES, NETWORK, WHAT_IF, HTML, forms, epilog=text)
@@ -59,13 +59,15 @@ def read_counts(text: str) -> list[int]:
 
 def _predict_at(options: argparse.Namespace, count: int, name: str) -> dict[str, Any]:
     """Return the row of a number of GPUs; ``name`` of the GPUs, empty where the platform was given."""
-    chosen = argparse.Namespace(
-        **{**vars(options), "ranks": count, "gpus": f"{count}x{name}" if name else None, "data": None}
-    )
-    if not any(getattr(options, given) for given in ("plan", "sharding", "tensor", "context", "pipeline", "expert")):
+    gpus = f"{count}x{name}" if name else None
+    chosen = argparse.Namespace(**{**vars(options), "ranks": count, "gpus": gpus, "data": None, "megatron": None})
+    apply_configuration(chosen)
+    if not chosen.megatron and not any(
+        getattr(options, given) for given in ("plan", "sharding", "tensor", "context", "pipeline", "expert")
+    ):
         chosen.plan = "fsdp" if count > 1 else "single"
     plan, platform, assumed = read_options(chosen)
-    prediction = predict(options.trace, plan, platform, batch=options.batch, options=assumed)
+    prediction = predict(chosen.trace, plan, platform, batch=chosen.batch, options=assumed)
     answer = prediction.to_dict()
     return {"ranks": count, **{column: answer.get(column) for column in _COLUMNS}}
 
