@@ -170,17 +170,10 @@ def plot_search(answer: Mapping[str, Any], *predictions: Prediction, asked: str 
     verdict = f"Of {answer['plans']} plans the best is {best['plan_text']}: a step takes {write_time(best['step_time_s'])}, with 80 % certainty {interval}."
     facts = [(f"plan {place}", _describe_row(row)) for place, row in enumerate(answer["ranking"][:_NAMED_PLANS], 1)]
     rows["gpu_s"] = rows["ranks"] * rows["expected_s"]
-    seen = [
-        ("gpu_s", "GPU-seconds of a step", 1.0),
-        ("cost_per_step", "cost of a step", 1.0),
-        ("peak_memory_bytes", "memory per GPU [GB]", _GIGA),
-    ]
-    known = [
-        one
-        for one in seen
-        if one[0] in rows and rows[one[0]].notna().all() and (one[0] != "gpu_s" or rows["ranks"].nunique() > 1)
-    ]
-    charts = [draw_front(rows, *one) for one in known]
+    columns = [("cost_per_step", "cost of a step", 1.0), ("peak_memory_bytes", "memory per GPU [GB]", _GIGA)]
+    if rows["ranks"].nunique() > 1:
+        columns.insert(0, ("gpu_s", "GPU-seconds of a step", 1.0))
+    charts = [draw_front(rows, *one) for one in columns if one[0] in rows and rows[one[0]].notna().all()]
     if len(predictions) > 1:
         charts += plot(*predictions).charts
     return Page(title, verdict, facts, charts, answer["warnings"], asked)
@@ -199,12 +192,8 @@ def plot_scaling(answer: Mapping[str, Any], asked: str = "") -> Page:
     rows = pd.DataFrame(answer["rows"])
     first, last = rows.iloc[0], rows.iloc[-1]
     verdict = f"From {first['ranks']} to {last['ranks']} GPUs each keeps {last['efficiency']:.0%} of its throughput."
-    charts = [draw_scaling(rows, "rate", f"{answer['unit']}/s", linear=True)]
-    charts += (
-        [draw_scaling(rows, "mfu", "MFU")]
-        if rows["mfu"].notna().all()
-        else [draw_scaling(rows, "efficiency", "throughput per GPU")]
-    )
+    column, label = ("mfu", "MFU") if rows["mfu"].notna().all() else ("efficiency", "throughput per GPU")
+    charts = [draw_scaling(rows, "rate", f"{answer['unit']}/s", linear=True), draw_scaling(rows, column, label)]
     facts = [("plan", f"{first['plan_text']} to {last['plan_text']}"), ("confidence", str(last["confidence"]))]
     return Page(f"{answer['workload']} on {answer['platform']}", verdict, facts, charts, answer["warnings"], asked)
 
@@ -214,10 +203,8 @@ def plot_memory(answer: Mapping[str, Any], asked: str = "") -> Page:
     facts, charts = [("plan", answer["plan_text"])], []
     verdict = "The memory is not estimated: the trace does not say what its operators make."
     if answer["fit_probability"] is not None:
-        size, room = (
-            format_bytes(answer["wanted_bytes"] + answer["outside_bytes"]),
-            format_bytes(answer["memory_bytes"]),
-        )
+        size = format_bytes(answer["wanted_bytes"] + answer["outside_bytes"])
+        room = format_bytes(answer["memory_bytes"])
         verdict = f"The fullest rank takes {size} of {room}: {describe_probability(answer['fit_probability'])}."
         facts.append(("peak", answer["fullest_rank"]["when"]))
         facts += [(describe_probability(row["fit_probability"]), f"with {row['flags']}") for row in answer["changes"]]
@@ -351,7 +338,7 @@ def draw_gap(one: Prediction, other: Prediction) -> Chart:
     )
 
 
-def draw_front(rows: pd.DataFrame, column: str, label: str, unit: float = 1.0) -> Chart:
+def draw_front(rows: pd.DataFrame, column: str, label: str, unit: float) -> Chart:
     """Draw plans by the time of a step and what else they take; ``rows`` of a search's ranking."""
     scale, second = _scale_time(float(rows["high_s"].max()))
     colours = np.where(rows["crowded"], VERMILLION, np.where(rows["pareto"], BLUE, GREY))

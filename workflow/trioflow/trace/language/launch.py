@@ -320,7 +320,6 @@ def _settle(known: Mapping[str, Any], model: LanguageModel) -> Configuration:
 
 def list_lost(asked: Configuration, plan: Plan, read: Configuration) -> list[str]:
     """Return what a file does not say of a run, by the names of columns and sizes."""
-    usual = {cell.name: cell.default for cell in fields(Plan)}
     quiet: tuple[str, ...] = (
         "plan",
         "data",
@@ -333,8 +332,9 @@ def list_lost(asked: Configuration, plan: Plan, read: Configuration) -> list[str
     quiet += ("schedule", "context_method", "tensor_overlap") * (plan.tensor * plan.pipeline * plan.context == 1)
     quiet += ("tensor_overlap",) * (plan.tensor_overlap != "products")
     lost = []
-    for name, default in usual.items():
-        ours, theirs = getattr(plan, name), read.degrees.get(name, default if isinstance(default, int | str) else 1)
+    for cell in fields(Plan):
+        name, default = cell.name, cell.default if isinstance(cell.default, int | str) else 1
+        ours, theirs = getattr(plan, name), read.degrees.get(name, default)
         same = {str(ours), str(theirs)} <= {"full", "uniform:1"} or ours == theirs
         if name not in quiet and not same and not (name == "schedule" and plan.pipeline == 1):
             lost.append(f"{name} {ours}")
