@@ -73,6 +73,8 @@ def test_two_plans_are_compared_part_by_part(predictions: dict[str, trioflow.Pre
     assert sum(gaps.values()) == pytest.approx(other.step_time_s - one.step_time_s)
     fast = "A" if one.step_time_s < other.step_time_s else "B"
     assert f"{fast} is " in text and " less on " in text
+    with pytest.raises(trioflow.TrioflowError, match="3 predictions in one page"):
+        plot(one, other, one)
     titles = [chart.title for chart in plot(one, other).charts]
     assert titles[:2] == ["Where the step goes", "Why one plan is faster"]
 

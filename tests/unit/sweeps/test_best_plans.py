@@ -137,3 +137,10 @@ def test_a_frameworks_file_is_planned_and_compared_with_its_own_plan(
     assert "its own DP2 x TP2, ZeRO-1, mbs 1, 4 gradient" in text and "batch 8 = 1.02k tokens a step," in text
     assert main(["simulate", str(file), "--gpus", "4xH100", "--explain"]) == 0
     assert "nproc" not in capsys.readouterr().err
+
+
+def test_launch_files_are_written_whatever_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["llama-3.2-1b", "--gpus", "2xH100", "--sequence", "512", "--batch", "8", "--top", "1", "--jobs", "1"]
+    assert main(["plan", *words, "--frameworks", "megatron", "--output", str(tmp_path / "launch"), "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["launch"].values()
+    assert (tmp_path / "launch" / one["file"]).read_text() == one["text"]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trioflow.base.errors import InputError
+from trioflow.base.provenance import atomic_path
 from trioflow.base.units import format_bytes, format_count, format_time
 from trioflow.cli.answer import DAY_S, JOULES_PER_MWH, draw_bar, predict_options, print_prediction, wrap
 from trioflow.cli.choices import (
@@ -105,12 +106,16 @@ def _run_plan(options: argparse.Namespace) -> None:
     if options.html:
         machine = best.prediction.step.platform
         write_page(options, "plot_search", answer, *predict_best(options, [options.model], best.found, machine))
+    for one in answer["launch"].values():
+        if options.output and "text" in one:
+            with atomic_path(Path(options.output) / one["file"]) as temporary:
+                temporary.write_text(one["text"], encoding="utf-8")
     if write_output("json" if options.json else "table", answer, answer["ranking"]):
         return
     print(format_plans(best, answer, options.currency))
     _compare_own(options, answer["best"])
     for one in answer["launch"].values():
-        _give_launch(one, options.output, options.gpus)
+        _print_launch(one, options.output, options.gpus)
     if options.explain:
         print("\n--- all plans\n")
         print_search(answer)
@@ -134,14 +139,12 @@ def _compare_own(options: argparse.Namespace, best: Mapping[str, Any]) -> None:
     )
 
 
-def _give_launch(launch: Mapping[str, str], folder: str | None, gpus: str) -> None:
-    """Write a launch configuration into a folder, or print it, or say why there is none."""
+def _print_launch(launch: Mapping[str, str], folder: str | None, gpus: str) -> None:
+    """Print a launch configuration, or where in a folder it was written, or why there is none."""
     if "why" in launch:
         print(f"\n{launch['why']}")
     elif folder:
         path = Path(folder) / launch["file"]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(launch["text"], encoding="utf-8")
         print(f"\nwritten: {path} ({launch['plan']}); trioflow simulate {path} --gpus {gpus} reads it back")
     else:
         print(f"\n--- {launch['file']}: {launch['plan']}\n{launch['text']}", end="")

@@ -137,8 +137,10 @@ def render(template: str, **values: Any) -> str:
 def plot(*predictions: Prediction, asked: str = "", run: Mapping[str, Any] | None = None) -> Page:
     """Return the page of a prediction, or of two plans side by side with why the first beats the second.
 
-    ``run``: what a run of many tokens takes, of ``language_answer.describe_run``.
+    ``run``: what a run of many tokens takes, of ``breakdown.describe_run``.
     """
+    if not 1 <= len(predictions) <= 2:
+        raise InputError(f"{len(predictions)} predictions in one page", fix="give one, or two to compare")
     first, *others = predictions
     memory_bytes = first.step.platform.device.memory_bytes
     charts = [draw_parts(dict(zip("AB", predictions, strict=False)) if others else {"": first})]
