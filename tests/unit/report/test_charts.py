@@ -107,7 +107,7 @@ def test_a_search_is_drawn_with_its_best_two_plans(tmp_path: Path, capsys: pytes
     assert "Why one plan is faster" in check_file(path)
     page = SearchResult(answer).plot()
     assert [chart.title for chart in page.charts] == [
-        "GPU-seconds of a step against time",
+        "GPU-seconds per step against time",
         "Memory per GPU against time",
     ]
     drawn = page.charts[0].figure.renderers[0].data_source.data
@@ -160,7 +160,7 @@ def test_scaling_runs_the_plan_of_a_launch_configuration(tmp_path: Path, capsys:
 )
 def test_numbers_of_gpus_are_read(text: str, counts: list[int] | None) -> None:
     if counts is None:
-        with pytest.raises(trioflow.TrioflowError, match="no numbers of GPUs"):
+        with pytest.raises(trioflow.TrioflowError, match="no list of numbers of GPUs"):
             read_counts(text)
     else:
         assert read_counts(text) == counts

@@ -93,9 +93,9 @@ def test_gpus_are_found_by_their_name_on_their_usual_platform(text: str, platfor
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["llama-3.2-1b", "--gpus", "H100"], "is no number of GPUs"),
+        (["llama-3.2-1b", "--gpus", "H100"], "is not a number and a name of GPUs"),
         (["llama-3.2-1b", "--gpus", "8xH1000"], "no platform is called 'H1000'"),
-        (["llama-3.2-1b", "--gpus", "8xH100", "--memory-margin", "1.5"], "is not a share from 0"),
+        (["llama-3.2-1b", "--gpus", "8xH100", "--memory-margin", "1.5"], "must be at least 0 and below 1"),
         (["llama-3.2-1b", "--gpus", "8xH100", "--power-w", "-5"], "--power-w -5.0 is not positive"),
         (
             ["llama-3.1-70b", "--gpus", "1xH100", "--sequence", "512", "--batch", "1"],
@@ -134,7 +134,7 @@ def test_a_frameworks_file_is_planned_and_compared_with_its_own_plan(
     )
     assert main(["plan", str(file), "--gpus", "4xH100", "--top", "1", "--jobs", "1"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "its own DP2 x TP2, ZeRO-1, mbs 1, 4 gradient" in text and "batch 8 = 1.02k tokens a step," in text
+    assert "your plan DP2 x TP2, ZeRO-1, mbs 1, 4 gradient" in text and "batch 8 = 1.02k tokens per step," in text
     assert main(["simulate", str(file), "--gpus", "4xH100", "--explain"]) == 0
     assert "nproc" not in capsys.readouterr().err
 

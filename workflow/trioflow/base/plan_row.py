@@ -125,7 +125,7 @@ class Plan:
         "data-parallel degree: replicas that share the batch", flag=Flag("D", "--data-parallel", True), minimum=1
     )
     tensor: int = declare(
-        "tensor-parallel degree: ranks that share every layer", flag=Flag("T", "--tensor-parallel", True), minimum=1
+        "tensor-parallel degree: ranks that split every layer", flag=Flag("T", "--tensor-parallel", True), minimum=1
     )
     pipeline: int = declare("pipeline-parallel degree", flag=Flag("P", "--pipeline-parallel", True), minimum=1)
     schedule: str = declare(
@@ -135,7 +135,7 @@ class Plan:
         flag=Flag("NAME", usual=True),
         pattern=NAME,
     )
-    micro_batches: int = declare("micro-batches of a replica in a pipeline", flag=Flag("M", usual=True), minimum=1)
+    micro_batches: int = declare("micro-batches per replica in a pipeline", flag=Flag("M", usual=True), minimum=1)
     first_bucket_bytes: int = declare("limit of DDP's first gradient bucket [bytes]; PyTorch's own is 1 MiB", minimum=1)
     bucket_bytes: int = declare("limit of DDP's other gradient buckets [bytes]; PyTorch's own is 25 MiB", minimum=1)
     stages_per_rank: int = declare(
@@ -145,7 +145,7 @@ class Plan:
         minimum=1,
     )
     sharding: str = declare(
-        "what replicas share: none (DDP), fsdp or hsdp (FSDP2), distributed (ZeRO-1 of Megatron-LM and DeepSpeed),"
+        "what is sharded over replicas: none (DDP), fsdp or hsdp (FSDP2), distributed (ZeRO-1 of Megatron-LM and DeepSpeed),"
         " partitioned (their ZeRO-2), zero1, zero2 or zero3 (PyTorch's own)."
         " zero1 is ZeroRedundancyOptimizer; zero2 fully_shard that keeps parameters until backward; zero3 the same as fsdp;"
         " hsdp fully_shard in groups of shard ranks, all-reduce between groups;"
@@ -156,53 +156,53 @@ class Plan:
         enum=list(SHARDINGS),
     )
     shard: int = declare(
-        "ranks of a group that shards, one group a copy of another: of hsdp, or of zero1 and distributed, where 1 stands"
-        " for all replicas (Megatron-LM's --num-distributed-optimizer-instances is replicas over it)",
+        "ranks per sharding group, each group a replica of the others: for hsdp, or for zero1 and distributed, where 1"
+        " means all replicas (Megatron-LM's --num-distributed-optimizer-instances is replicas over it)",
         1,
         Flag("N"),
         minimum=1,
     )
     expert: int = declare(
-        "expert-parallel degree, among the D data-parallel ranks. They share the experts of a layer",
+        "expert-parallel degree, among the D data-parallel ranks. They split the experts of a layer",
         1,
         Flag("E", "--expert-parallel", True),
         minimum=1,
     )
     accumulate: int = declare("gradient-accumulation steps", 1, Flag("N", usual=True), minimum=1)
     replication: str = declare(
-        "how replicas keep alike: ddp (DistributedDataParallel), dp (DataParallel: one process copies the model to every"
+        "how replicas stay in sync: ddp (DistributedDataParallel), dp (DataParallel: one process copies the model to every"
         " device in each step), or a word that a package registers",
         REPLICATION,
         pattern=NAME,
     )
     tensor_style: str = declare(
-        "how tensor-parallel ranks share layers: megatron (columns, then rows, one all-reduce), gather (every layer's"
+        "how tensor-parallel ranks split layers: megatron (columns, then rows, one all-reduce), gather (every layer's"
         " outputs are gathered, as the library tensor_parallel does), or a word that a package registers",
         TENSOR_STYLE,
         Flag("NAME"),
         pattern=NAME,
     )
     sequence_parallel: bool = declare(
-        "sequence parallelism (SP) of tensor-parallel ranks. What lies between split layers is shared too, by tokens",
+        "sequence parallelism (SP) of tensor-parallel ranks. Activations between split layers are split too, by tokens",
         False,
         Flag(usual=True),
     )
     vocabulary_parallel: bool = declare(
-        "tensor-parallel ranks share token embedding, LM head and loss by vocabulary", False
+        "tensor-parallel ranks split token embedding, LM head and loss by vocabulary", False
     )
     recompute: str = declare(
         "activation recomputation: none, full, selective (attention alone), uniform:N, block:N, save:POLICY or"
         " modules:NAMES."
         " uniform:N is all blocks, N at a time; block:N the first N blocks of each stage; save:POLICY all of a block but"
         " what a named policy saves (torchtitan, minimal, ...); modules:NAMES whole modules of each block (core_attn, mlp,"
-        " moe, shared_experts, commas between; Megatron-LM's --recompute-modules); with +no-early-stop regions run to"
+        " moe, shared_experts, comma-separated; Megatron-LM's --recompute-modules); with +no-early-stop regions run to"
         " their end, as in PyTorch before 2.1",
         "none",
         Flag("WHAT", usual=True),
         pattern=RECOMPUTED,
     )
     offload: str = declare(
-        "what lies in the host's memory: none, optimizer (its state, and its work on the host), activations (copied out"
+        "what is kept in host memory: none, optimizer (its state, and its work on the host), activations (copied out"
         " after forward and back before backward)",
         "none",
         Flag("WHAT"),
@@ -217,28 +217,28 @@ class Plan:
     chunks: int = declare("pieces that each message of an algorithm is cut into", 1, minimum=1)
     chunk_bytes: int = declare("largest piece of a message of an algorithm [bytes]; 0 for no limit", 0, minimum=0)
     context: int = declare(
-        "context-parallel degree: ranks that share every sequence by its tokens",
+        "context-parallel degree: ranks that split every sequence by tokens",
         1,
         Flag("C", "--context-parallel", True),
         minimum=1,
     )
     context_method: str = declare(
-        "how attention reaches the whole sequence: ring (keys and values go round while blocks are computed), all-gather"
-        " (keys and values whole on each rank), all-to-all (heads are shared instead of tokens, as Ulysses does)",
+        "how attention reaches the whole sequence: ring (keys and values are passed around while blocks are computed), all-gather"
+        " (of keys and values on each rank), all-to-all (heads are split instead of tokens, as in Ulysses)",
         CONTEXT_METHODS[0],
         Flag("HOW"),
         enum=list(CONTEXT_METHODS),
     )
     expert_tensor: int = declare(
-        "ranks that cut each expert's matrices; 0 for the tensor degree, 1 for whole experts, which lie over data x tensor"
+        "ranks that cut each expert's matrices; 0 for the tensor degree, 1 for whole experts, spread over data x tensor"
         " ranks (Megatron-LM's --expert-tensor-parallel-size)",
         0,
         Flag("N", "--expert-tensor-parallel"),
         minimum=0,
     )
     expert_domain: int = declare(
-        "GPUs of an NVLink domain: a token for experts crosses nodes once a node and is handed on inside, as DeepEP and"
-        " HybridEP do; 0 for one all-to-all with a copy per expert",
+        "GPUs of an NVLink domain: a token is sent once to each node and forwarded to its experts inside, as by DeepEP and"
+        " HybridEP; 0 for one all-to-all with a copy per expert",
         0,
         Flag("N"),
         minimum=0,

@@ -619,7 +619,7 @@ def _run_memory(options: argparse.Namespace) -> None:
         return
     print(wrap(f"{answer['workload']} on {answer['platform']}: {answer['plan_text']}"))
     if answer["fit_probability"] is None:
-        print("memory: not estimated (the trace does not say what its operators make)")
+        print("memory: not estimated (the trace does not record operator outputs)")
     else:
         _print_ranks(answer)
         _print_verdict(answer)

@@ -276,7 +276,7 @@ def _list_values(parser: argparse.ArgumentParser) -> Iterator[tuple[list[str], l
 
 def add_ui(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``ui``."""
-    folder = "folder whose traces and platforms the page offers too; it reads no other file"
+    folder = "folder whose traces and platforms the page offers as well; no other files are read"
     rows = (
         ("--port", (int, "N"), "port on 127.0.0.1 (default: a free one)", {"default": 0}),
         ("--folder", (Path, "DIR"), folder),

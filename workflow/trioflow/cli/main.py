@@ -50,13 +50,16 @@ COMMANDS = {
     "pack": ("put a trace into one file, to use it wherever a TRACE is asked for", "trioflow.cli.traces.add_pack"),
     "search": ("rank the plans of a model on a number of ranks of a platform", "trioflow.cli.search.add_search"),
     "scaling": ("throughput and MFU of a plan against the number of GPUs", "trioflow.cli.scaling.add_scaling"),
-    "ui": ("a page on this machine: choose, move a slider, see the charts answer", "trioflow.cli.installation.add_ui"),
+    "ui": (
+        "a local web page: choose a model and GPUs, move sliders, see the charts change",
+        "trioflow.cli.installation.add_ui",
+    ),
     "explain": (
-        "say why a measured run was not as predicted, and write the platform that it ran on",
+        "explain why a measured run differs from its prediction, and write the corrected platform",
         "trioflow.cli.explain.add_explain",
     ),
     "judge": (
-        "the first table of explain: your own measured steps beside what simulate answers for them",
+        "compare your own measured steps with what simulate predicts (the first table of explain)",
         "trioflow.cli.explain.add_judge",
     ),
     "models": ("models known by name: sizes, sources and what is measured", "trioflow.cli.installation.add_models"),
@@ -64,8 +67,8 @@ COMMANDS = {
         "platforms known by name: GPUs, sources and what is measured",
         "trioflow.cli.installation.add_platforms",
     ),
-    "completion": ("what bash and zsh offer when Tab is pressed", "trioflow.cli.installation.add_completion"),
-    "doctor": ("versions, machine and caches, for a report of a problem", "trioflow.cli.installation.add_doctor"),
+    "completion": ("Tab completion for bash and zsh", "trioflow.cli.installation.add_completion"),
+    "doctor": ("versions, machine and caches, for a bug report", "trioflow.cli.installation.add_doctor"),
 }
 """What each subcommand does and what fills its parser, in the order of the help."""
 

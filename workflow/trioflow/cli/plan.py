@@ -61,28 +61,32 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
         {
             "": (
                 ("model", "MODEL", "language model by name or configuration, or a trace"),
-                (flag, metavar, text.partition("; instead")[0], {"required": True}),
-                ("--tokens", (float, "N"), "tokens of the run (default: 1e12, said in the answer)"),
-                ("--price", (float, "P"), "price of a GPU-hour, to say what the run costs"),
+                (flag, metavar, text.partition(", instead")[0], {"required": True}),
+                ("--tokens", (float, "N"), "tokens of the training run (default: 1e12)"),
+                ("--price", (float, "P"), "price per GPU-hour, for the cost of the run"),
                 ("--currency", "SIGN", "currency of the price (default: US$)", {"default": "US$"}),
-                ("--power-w", (float, "W"), "power of a GPU while it trains [W] (default: its sheet's limit)"),
-                ("--batch", (int, "B"), "samples of a step (default: usual for models of this size)"),
+                ("--power-w", (float, "W"), "power draw per GPU [W] (default: the data sheet's limit)"),
+                ("--batch", (int, "B"), "global batch in samples (default: usual for models of this size)"),
                 (
                     "--memory-margin",
                     (float, "SHARE"),
                     "share of each GPU's memory to leave free, such as 0.1 (default: 0)",
                     {"default": 0.0},
                 ),
-                ("--top", (int, "K"), "plans to simulate in full at least (default: 3)", {"default": 3}),
+                ("--top", (int, "K"), "simulate at least K plans in full (default: 3)", {"default": 3}),
                 ("--jobs", (int, "N"), "plans simulated at the same time (default: the cores, 8 at most)"),
                 (
                     "--frameworks",
                     "NAME[,NAME]",
-                    f"write the launch configurations of {', '.join(FRAMEWORKS)}: the best plan that each can express, under "
+                    f"write launch configurations for {', '.join(FRAMEWORKS)}: the best plan that each can express, with "
                     "its own precision recipe",
                 ),
-                ("--output", "FOLDER", "where to write them (default: print them)"),
-                ("--explain", True, "print everything: all plans, what was left out, the first plan's step, warnings"),
+                ("--output", "FOLDER", "folder for the launch configurations (default: print them)"),
+                (
+                    "--explain",
+                    True,
+                    "print everything: all plans, rejected ones and why, details of the first plan, warnings",
+                ),
             )
         },
         list_model_options(several=True),
@@ -135,7 +139,7 @@ def _compare_own(options: argparse.Namespace, best: Mapping[str, Any]) -> None:
     odds = "" if own.fit_probability is None else f", {describe_probability(own.fit_probability)}"
     ratio = own.step_time_s / own.task_graph.metadata.batch / (best["step_time_s"] / best["batch"])
     print(
-        wrap(f"its own     {own.task_graph.metadata.plan_text}: {times}{odds}; plan 1 is {ratio:.2f} times as fast", 12)
+        wrap(f"your plan   {own.task_graph.metadata.plan_text}: {times}{odds}; plan 1 is {ratio:.2f} times as fast", 12)
     )
 
 
@@ -191,13 +195,13 @@ def _judge(answer: Mapping[str, Any], currency: str) -> str:
         if "tokens_per_s" in first
         else f"{answer['batch'] / first['step_time_s']:,.0f} samples/s"
     )
-    text = f"{answer['workload']} on {answer['gpus']} trains fastest as plan 1: {rate}."
+    text = f"{answer['workload']} on {answer['gpus']} trains fastest with plan 1: {rate}."
     if run := first.get("run"):
         text += f" {_shorten(run['tokens'])} tokens take {run['time_s'] / DAY_S:,.1f} days"
         text += f" and {currency}{_shorten(run['cost'])}." if "cost" in run else "."
     if len(rows) > 1:
         odds = float(rows[1]["first_faster_probability"])
-        text += f" Plan 1 against plan 2: {describe_odds(odds)} (P(faster) = {odds:.0%})."
+        text += f" Plan 1 against plan 2: {describe_odds(odds)} (P(plan 1 faster) = {odds:.0%})."
     return text
 
 
@@ -235,7 +239,7 @@ def _format_numbers(answer: Mapping[str, Any], currency: str) -> str:
 def _describe_memory(step: Mapping[str, Any]) -> list[str]:
     """Return the first plan's memory: the odds, a bar, and its categories."""
     if step["fit_probability"] is None:
-        return ["memory of plan 1: not estimated (the trace does not say what its operators make)"]
+        return ["memory of plan 1: not estimated (the trace does not record operator outputs)"]
     parts = split_memory(find_fullest(step["memory"]), step["outside_bytes"])
     total, room = sum(parts.values()), step["memory_bytes"]
     head = f"memory of plan 1: {format_bytes(total)} of {format_bytes(room)} per GPU, "
@@ -251,7 +255,7 @@ def _describe_limits(answer: Mapping[str, Any]) -> list[str]:
     parts = {("C", "compute"): sum(time_s for name, time_s in of_step.items() if name not in _PARTS)}
     parts |= {part: of_step[name] for name, part in _PARTS.items() if of_step.get(name, 0.0) >= _LEAST_SHARE * step_s}
     words = [f"{letter} {name} {time_s / step_s:.0%}" for (letter, name), time_s in parts.items()]
-    head = f"time of plan 1: {format_time(step_s)} a step, communication as far as compute does not hide it"
+    head = f"time of plan 1: {format_time(step_s)} per step, with communication as far as it is exposed"
     return [head, draw_bar(parts, step_s), wrap(", ".join(words))]
 
 
@@ -265,7 +269,7 @@ def _describe_assumed(best: BestPlans, answer: Mapping[str, Any]) -> str:
         parts.append(f"sequence {answer['best']['sequence']:,}{default}")
     default = " (--batch)" * ("batch" in assumed)
     tokens = answer["best"].get("tokens_per_step")
-    parts.append(f"batch {answer['batch']}" + (f" = {_shorten(tokens)} tokens a step" if tokens else "") + default)
+    parts.append(f"batch {answer['batch']}" + (f" = {_shorten(tokens)} tokens per step" if tokens else "") + default)
     if "precision" in answer["best"]:
         parts.append(f"{answer['best']['precision']} (--precision)")
     if "tokens" in assumed:

@@ -36,10 +36,11 @@ def add_scaling(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``scaling``."""
     add_plan_arguments(parser)
     text = (
-        "--gpus 8..2048: all doublings; 8,24,64: a list; 8..64xH100: of a kind, else give\n--platform. More GPUs are more "
-        "replicas; without a plan they run fsdp (a launch\nconfiguration its own), without --batch each keeps its samples."
+        "--gpus 8..2048: doublings; 8,24,64: a list; 8..64xH100: with the GPU's name, else give\n--platform. More GPUs add "
+        "data-parallel replicas. The default plan is fsdp, or a launch\nconfiguration's own; without --batch the batch per "
+        "GPU is constant (weak scaling)."
     )
-    forms = list_forms("a row for each number of GPUs")
+    forms = list_forms("a row per number of GPUs")
     add_command(parser, _run_scaling, COLLECTIVES, NETWORK, WHAT_IF, HTML, forms, epilog=text)
 
 
@@ -48,12 +49,12 @@ def read_counts(text: str) -> list[int]:
     first, dots, last = text.partition("..")
     words = [first, last] if dots else text.split(",")
     if not all(re.fullmatch("[1-9][0-9]{0,6}", word, re.ASCII) for word in words):
-        raise InputError(f"--gpus {text:.40} are no numbers of GPUs", fix="write 8..2048, or 8,16,64")
+        raise InputError(f"--gpus {text:.40} is no list of numbers of GPUs", fix="write 8..2048, or 8,16,64")
     counts = sorted({int(word) for word in words})
     if dots:
         counts = [counts[0] << place for place in range((counts[-1] // counts[0]).bit_length())]
     if len(counts) > _MOST:
-        raise InputError(f"--gpus {text:.40}: {len(counts)} numbers of GPUs are more than {_MOST}")
+        raise InputError(f"--gpus {text:.40}: {len(counts)} numbers of GPUs, at most {_MOST} are allowed")
     return counts
 
 
@@ -108,7 +109,7 @@ def _run_scaling(options: argparse.Namespace) -> None:
 
 
 def _format_rows(rows: Sequence[dict[str, Any]], unit: str) -> str:
-    head = ["GPUs", "step", "80 % interval", f"{unit}/s", f"{unit}/s/GPU", "kept", "MFU", "memory"]
+    head = ["GPUs", "step", "80 % interval", f"{unit}/s", f"{unit}/s/GPU", "scaling efficiency", "MFU", "memory"]
     cells = [
         [
             str(row["ranks"]),

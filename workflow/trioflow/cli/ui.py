@@ -46,10 +46,10 @@ _POWERS = [1 << power for power in range(24)]
 _ASKED: tuple[tuple[str, str, Any, float, list[Any]], ...] = (
     ("ranks", "GPUs", 8, 1 << 14, []),
     ("plan", "plan", "fsdp", 0, list(NAMED)),
-    ("batch", "batch [samples per step]", 8, 1 << 20, _POWERS[:15]),
+    ("batch", "global batch [samples]", 8, 1 << 20, _POWERS[:15]),
     ("sequence", "sequence [tokens]", 8192, 1 << 20, _POWERS[9:18]),
-    ("scale_network", "network, times as fast", 1, 1000, [round(2 ** (power / 4), 3) for power in range(-12, 13)]),
-    ("price_per_gpu_hour", "price of a GPU-hour", 2.5, 1e6, [quarter / 4 for quarter in range(1, 61)]),
+    ("scale_network", "network speed-up factor", 1, 1000, [round(2 ** (power / 4), 3) for power in range(-12, 13)]),
+    ("price_per_gpu_hour", "price per GPU-hour", 2.5, 1e6, [quarter / 4 for quarter in range(1, 61)]),
     ("tokens", "tokens of the run", 10**12, 1e18, []),
     ("precision", "precision", None, 0, list(RECIPE_NAMES)),
     ("micro_batch", "micro-batch [samples]", None, 1 << 20, []),
@@ -80,7 +80,7 @@ class Field:
             return []
         if self.kind == "choice":
             if not (isinstance(given, str) and given in self.values):
-                raise InputError(f"{name}: no such choice", fix="choose one of the list")
+                raise InputError(f"{name}: no such choice", fix="choose one from the list")
         elif isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given <= self.most:
             raise InputError(f"{name}: expected a number above 0, at most {self.most:g}")
         elif self.whole and given != int(given):
@@ -121,7 +121,7 @@ class Studio:
     def spell(self, form: Any) -> dict[str, list[str]]:
         """Return the arguments of ``simulate`` by control; InputError where a form asks for what no control offers."""
         if not isinstance(form, dict) or not form.keys() <= self.fields.keys():
-            raise InputError("the form has controls that the page does not know", fix="load the page again")
+            raise InputError("the form has fields that the page does not know", fix="reload the page")
         words = {name: field.spell(name, form.get(name)) for name, field in self.fields.items()}
         words["model"] = words["model"][1:]
         if not words["model"] or not words["platform"]:
@@ -173,9 +173,9 @@ class _Handler(RequestHandler):
         """Refuse whoever asks under another name (DNS rebinding) or from another page."""
         asking, given = self.request.method == "POST", self.request.headers
         if self.request.host not in self.hosts or (asking and given.get("Origin") != f"http://{self.request.host}"):
-            self._refuse(403, "only the page itself may ask")
+            self._refuse(403, "only this page itself may send requests")
         elif asking and given.get("Content-Type") != "application/json":
-            self._refuse(415, "a question is JSON")
+            self._refuse(415, "the request body must be JSON")
 
     def _refuse(self, status: int, problem: str) -> None:
         self.set_status(status)
@@ -223,9 +223,9 @@ def _read_question(body: bytes) -> dict[str, Any]:
     try:
         asked = json.loads(body, parse_constant=refuse)
     except (ValueError, RecursionError):
-        raise InputError("the question is no plain JSON") from None
+        raise InputError("the request is not valid JSON") from None
     if not isinstance(asked, dict) or not asked.keys() <= {"form", "against"}:
-        raise InputError("a question has a form, and one to compare with")
+        raise InputError("the request must be an object with form and, to compare, against")
     return asked
 
 
@@ -247,11 +247,11 @@ async def serve(studio: Studio, port: int, ready: Callable[[str], Any]) -> None:
 def run(options: argparse.Namespace) -> None:
     """Serve the page until Ctrl+C."""
     if not 0 <= options.port < 1 << 16 or (options.folder and not options.folder.is_dir()):
-        raise InputError("--port is no port, or --folder no folder")
+        raise InputError("--port is not a port number, or --folder is not a folder")
     options.sign.stop()
 
     def show(address: str) -> None:
-        print(f"trioflow answers on {address} (Ctrl+C ends it)", flush=True)
+        print(f"trioflow ui is running at {address} (stop it with Ctrl+C)", flush=True)
         if not options.no_browser:
             webbrowser.open(address)
 

@@ -51,7 +51,7 @@ def load_named_platform(name: str, ranks: int) -> Platform:
     platform = load_platform(place, ranks)
     if platform.device.sheet is not None and platform.device.sheet.name == sheet.name:
         return platform
-    doubt = f"no platform with {sheet.driver_name} ships: links and host are those of {place}"
+    doubt = f"trioflow has no platform with {sheet.driver_name}: links and host are those of {place}"
     return replace(platform, device=Device.of(sheet), doubts=(*platform.doubts, doubt))
 
 
@@ -71,7 +71,9 @@ def read_gpus(text: str) -> tuple[int, str]:
     """
     count, sign, name = str(text).partition("x")
     if not (count.isascii() and count.isdigit() and len(count) < 10 and int(count) and sign and name):
-        raise InputError(f"--gpus {text!r:.60} is no number of GPUs", fix="write for example 256xH100 or 8xdgx-a100")
+        raise InputError(
+            f"--gpus {text!r:.60} is not a number and a name of GPUs", fix="write for example 256xH100 or 8xdgx-a100"
+        )
     return int(count), name
 
 

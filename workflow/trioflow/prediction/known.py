@@ -20,10 +20,10 @@ _SIZES = ("layers", "hidden", "heads", "kv_heads", "feed_forward", "vocabulary",
 def models() -> pd.DataFrame:
     """Return the models that are known by name, a row each.
 
-    ``use``: what a name is good for: ``by name`` (a language model, which ``predict`` takes with PyTorch installed),
+    ``use``: how the name can be used: ``by name`` (a language model, which ``predict`` takes with PyTorch installed),
     ``trace`` (operators that ship, without PyTorch) or ``capture`` (a model that ``trioflow capture`` runs first);
-    ``parameters`` as published; ``measured``: what of it was timed, empty where a cost model gives all times;
-    ``source`` of the sizes; ``left_out``: what of the model is not built.
+    ``parameters`` as published; ``measured``: what was timed, empty where a cost model predicts all times;
+    ``source`` of the sizes; ``left_out``: parts of the model that are not built.
     """
     rows = [
         {"name": row["name"], "use": "by name", "parameters": row["published_parameters"], **row}
@@ -46,8 +46,8 @@ def models() -> pd.DataFrame:
 def platforms() -> pd.DataFrame:
     """Return the platforms that ship, a row each: sizes of a GPU, what is measured, and the ``sources`` of all numbers.
 
-    ``ranks``: GPUs of the machine, missing where it has as many as are asked for; ``operators``, ``collectives``: what
-    their times rest on; ``unmeasured``: keys of numbers that nobody measured on such a machine.
+    ``ranks``: GPUs of the machine, missing where any number can be asked for; ``operators``, ``collectives``: where
+    their times come from; ``unmeasured``: keys of numbers that nobody measured on such a machine.
     """
     rows = []
     for name in list_platforms():

@@ -164,7 +164,7 @@ class Options(SimulationOptions):
         Flag("MODEL"),
     )
     anchor: str = declare(
-        "how times of single operators are calibrated to the measured step: timer (the timer's own time is taken off), ratio (one"
+        "how times of single operators are calibrated to the measured step: timer (the timer's overhead is subtracted), ratio (one"
         f" factor), none, or {SESSION} (calibrated to the single-rank steps of the session that measured the workload here)",
         TIMER,
         Flag("HOW"),
@@ -185,7 +185,7 @@ class Options(SimulationOptions):
         Flag("HOW|FILE"),
     )
     schedule: Schedule | None = declare("actions of the pipeline's ranks; by default the plan's own schedule", None)
-    mode: str = declare(f"what of the step runs: {', '.join(MODES)}", TRAIN, Flag("WHAT"), enum=MODES)
+    mode: str = declare(f"part of the step to run: {', '.join(MODES)}", TRAIN, Flag("WHAT"), enum=MODES)
     last_batch: bool = declare(
         "the batch is the last of a data set: replicas that cannot share it evenly repeat samples", False
     )
@@ -193,10 +193,10 @@ class Options(SimulationOptions):
         "whether the ends of the 80 % interval are simulated too, which takes three times as long", True
     )
     as_traced: bool = declare(
-        "run the programs of ranks that the traces hold, as they are: no plan; --ranks where they do not depend on it",
+        "run the rank programs recorded in the traces as they are, without a plan; --ranks where they do not depend on it",
         False,
     )
-    memory: bool = declare("whether the peaks of memory are estimated too; 0 without", True)
+    memory: bool = declare("whether peak memory is estimated too; 0 if not", True)
     sequence: int | None = declare("tokens per sample", None, Flag("N", usual=True), minimum=1)
     precision: str | None = declare(
         f"precision recipe of weights, gradients, optimizer and compute; {DEFAULT_RECIPE} by default. One of"
@@ -223,25 +223,25 @@ class Options(SimulationOptions):
         "the host launches a block's forward, and its backward, as one CUDA graph each", None
     )
     deterministic: bool | None = declare(
-        "attention adds its gradients in a fixed order, which makes its backward slower", None
+        "attention sums gradients in a fixed order, which makes its backward slower", None
     )
     freeze: str | None = declare(
-        "parameters or modules that do not train, such as 'model.embed_tokens' or '*.mlp', commas between",
+        "parameters or modules that do not train, such as 'model.embed_tokens' or '*.mlp', comma-separated",
         None,
         Flag("PATTERN"),
     )
     lora: int | None = declare(
-        "LoRA: train adapters of rank R alone. They stand beside linear layers, as PEFT's; the model is frozen",
+        "LoRA: train only adapters of rank R. They are added to linear layers as in PEFT; the model is frozen",
         None,
         Flag("R", usual=True),
     )
     lora_targets: str | None = declare(
         "layers with adapters: q,k,v,o,gate,up,down or all-linear; by default PEFT's, q and v", None, Flag("NAMES")
     )
-    lora_dropout: float | None = declare("dropout of the adapters, a share (default: 0)", None, Flag("SHARE"))
+    lora_dropout: float | None = declare("dropout rate of the adapters (default: 0)", None, Flag("SHARE"))
     loss: str | None = declare(
         f"cross-entropy: {', '.join(LOSSES)}. eager computes it of logits cast to fp32, fused in one kernel each way,"
-        " chunked with the LM head's GEMM a piece at a time; by default what the fusion implies",
+        " chunked together with the LM head's GEMM; by default what the fusion implies",
         None,
         Flag("KIND"),
         enum=LOSSES,
@@ -254,8 +254,8 @@ class Options(SimulationOptions):
         enum=OPTIMIZERS,
     )
     routing: str = declare(
-        "how tokens are spread over experts: balanced, consecutive (gates of benchmarks), power:EXPONENT (a bound, drawn by"
-        " seed), or a file of each expert's share",
+        "how tokens are spread over experts: balanced, consecutive (gates of benchmarks), power:EXPONENT (a bound, sampled"
+        " by seed), or a file of each expert's share",
         BALANCED,
         Flag("HOW"),
     )
@@ -272,8 +272,8 @@ class Options(SimulationOptions):
         "the same network: from a GPU to its counterpart in the next node [s]", None, Flag("S", "--inter-node-latency")
     )
     inter_node_bytes: float | None = declare(
-        "size of the messages whose bandwidth was measured over as many nodes as the job has [bytes], such as 256e6: where"
-        " links are faster, each step of a collective takes the rest, whatever its size",
+        "size of the messages whose bandwidth was measured over as many nodes as the job has [bytes], such as 256e6: if"
+        " the links are faster, the remaining time becomes a constant per step of a collective",
         None,
         Flag("S"),
     )
@@ -286,16 +286,16 @@ class Options(SimulationOptions):
         "what if a rank computed F times as long; may be given several times", (), Flag("RANK F", "--slow-rank")
     )
     draws: int = declare(
-        "simulate K steps with jitter: every rank, micro-batch and collective varies on its own, as real ones do",
-        0,
-        Flag("K"),
+        "simulate K steps with jitter: every rank, micro-batch and collective varies independently", 0, Flag("K")
     )
     seed: int = declare(
         "seed of the jitter: with the same one, plans are compared on the same slow ranks and micro-batches",
         0,
         Flag("N"),
     )
-    spread: Spread | None = declare("that jitter; by default the shipped one of the platform's kind of device", None)
+    spread: Spread | None = declare(
+        "size of that jitter; by default the one shipped for the platform's kind of device", None
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

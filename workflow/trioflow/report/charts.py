@@ -169,12 +169,12 @@ def plot_search(answer: Mapping[str, Any], *predictions: Prediction, asked: str 
         return Page(title, "No plan fits.", [], [], answer["warnings"], asked)
     best = rows.iloc[0]
     interval = write_range(best["low_s"], best["high_s"])
-    verdict = f"Of {answer['plans']} plans the best is {best['plan_text']}: a step takes {write_time(best['step_time_s'])}, with 80 % certainty {interval}."
+    verdict = f"The best of {answer['plans']} plans is {best['plan_text']}: a step takes {write_time(best['step_time_s'])} (80 % interval {interval})."
     facts = [(f"plan {place}", _describe_row(row)) for place, row in enumerate(answer["ranking"][:_NAMED_PLANS], 1)]
     rows["gpu_s"] = rows["ranks"] * rows["expected_s"]
-    columns = [("cost_per_step", "cost of a step", 1.0), ("peak_memory_bytes", "memory per GPU [GB]", _GIGA)]
+    columns = [("cost_per_step", "cost per step", 1.0), ("peak_memory_bytes", "memory per GPU [GB]", _GIGA)]
     if rows["ranks"].nunique() > 1:
-        columns.insert(0, ("gpu_s", "GPU-seconds of a step", 1.0))
+        columns.insert(0, ("gpu_s", "GPU-seconds per step", 1.0))
     charts = [draw_front(rows, *one) for one in columns if one[0] in rows and rows[one[0]].notna().all()]
     if len(predictions) > 1:
         charts += plot(*predictions).charts
@@ -193,7 +193,7 @@ def plot_scaling(answer: Mapping[str, Any], asked: str = "") -> Page:
     """Return the page of ``trioflow scaling``: throughput and MFU against GPUs."""
     rows = pd.DataFrame(answer["rows"])
     first, last = rows.iloc[0], rows.iloc[-1]
-    verdict = f"From {first['ranks']} to {last['ranks']} GPUs each keeps {last['efficiency']:.0%} of its throughput."
+    verdict = f"The scaling efficiency from {first['ranks']} to {last['ranks']} GPUs is {last['efficiency']:.0%}."
     column, label = ("mfu", "MFU") if rows["mfu"].notna().all() else ("efficiency", "throughput per GPU")
     charts = [draw_scaling(rows, "rate", f"{answer['unit']}/s", linear=True), draw_scaling(rows, column, label)]
     facts = [("plan", f"{first['plan_text']} to {last['plan_text']}"), ("confidence", str(last["confidence"]))]
@@ -203,11 +203,11 @@ def plot_scaling(answer: Mapping[str, Any], asked: str = "") -> Page:
 def plot_memory(answer: Mapping[str, Any], asked: str = "") -> Page:
     """Return the page of ``prediction.fitting.answer_memory``."""
     facts, charts = [("plan", answer["plan_text"])], []
-    verdict = "The memory is not estimated: the trace does not say what its operators make."
+    verdict = "The memory is not estimated: the trace does not record operator outputs."
     if answer["fit_probability"] is not None:
         size = format_bytes(answer["wanted_bytes"] + answer["outside_bytes"])
         room = format_bytes(answer["memory_bytes"])
-        verdict = f"The fullest rank takes {size} of {room}: {describe_probability(answer['fit_probability'])}."
+        verdict = f"The fullest rank uses {size} of {room}: {describe_probability(answer['fit_probability'])}."
         facts.append(("peak", answer["fullest_rank"]["when"]))
         facts += [(describe_probability(row["fit_probability"]), f"with {row['flags']}") for row in answer["changes"]]
         entries = {entry["ranks"][0]: entry for entry in (answer["fullest_rank"], answer["last_rank"])}
@@ -219,9 +219,8 @@ def plot_memory(answer: Mapping[str, Any], asked: str = "") -> Page:
 def _judge(prediction: Prediction) -> str:
     """Return the answer in a sentence or two."""
     interval = write_range(prediction.low_s, prediction.high_s)
-    text = (
-        f"A step takes {write_time(prediction.step_time_s)}, with 80 % certainty {interval} ({prediction.confidence})."
-    )
+    time = write_time(prediction.step_time_s)
+    text = f"A step takes {time} (80 % interval {interval}, {prediction.confidence})."
     if prediction.fit_probability is None:
         return text
     return f"{text} It {'fits' if prediction.fit_probability >= LIKELY else 'does not fit'} the memory."
@@ -311,14 +310,14 @@ def draw_parts(predictions: Mapping[str, Prediction]) -> Chart:
     numbers = pd.DataFrame(rows, columns=["plan", "part", "time_s", "share"])
     scale, unit = _scale_time(max(one.step_time_s for one in predictions.values()))
     place = {name: -float(at) for at, name in enumerate(dict.fromkeys(numbers["plan"]))}
-    sizes, label = numbers["time_s"] * scale, f"time of a step [{unit}]"
+    sizes, label = numbers["time_s"] * scale, f"step time [{unit}]"
     drawn = _draw_bars(numbers["plan"].map(place), sizes, numbers["part"], _PART_COLOURS, label, unit)
     low, high = ([getattr(one, end) * scale for one in predictions.values()] for end in ("low_s", "high_s"))
     drawn.segment(low, list(place.values()), high, list(place.values()), line_width=2, tags=["ink"])
     _name_rows(drawn, {at: name if len(place) > 1 else "" for name, at in place.items()})
     caption = (
-        "Averages over the GPUs. Communication is what no compute hides, by the degree whose GPUs exchange; idle are the "
-        "pipeline's bubble and waits for slower GPUs. The line spans the 80 % interval of the step."
+        "Averages over the GPUs. Communication is the exposed part only, by parallel dimension; idle time is the pipeline "
+        "bubble and waiting for slower GPUs. The line is the step's 80 % interval."
     )
     legend = {part: _PART_COLOURS[part] for part in PARTS if part in set(numbers["part"])}
     return Chart("Where the step goes", caption, drawn, legend, numbers)
@@ -330,7 +329,7 @@ def draw_gap(one: Prediction, other: Prediction) -> Chart:
     scale, unit = _scale_time(max(map(abs, gaps.values())))
     rows = {-float(place): name for place, name in enumerate(gaps)}
     colours = [BLUE if gap_s >= 0 else VERMILLION for gap_s in gaps.values()]
-    drawn = new_figure(90 + 26 * len(gaps), x_axis_label=f"B less A [{unit}]")
+    drawn = new_figure(90 + 26 * len(gaps), x_axis_label=f"B minus A [{unit}]")
     bars = drawn.hbar(y=list(rows), right=[gap_s * scale for gap_s in gaps.values()], height=0.7, color=colours)
     _add_hover(drawn, bars, difference=f"@right{{0.00}} {unit}")
     _name_rows(drawn, rows)
@@ -355,12 +354,12 @@ def draw_front(rows: pd.DataFrame, column: str, label: str, unit: float) -> Char
             "place": [str(place) if place <= _NAMED_PLANS else "" for place in range(1, len(rows) + 1)],
         }
     )
-    drawn = new_figure(340, x_axis_label=f"time of a step [{second}]", y_axis_label=label)
+    drawn = new_figure(340, x_axis_label=f"step time [{second}]", y_axis_label=label)
     drawn.segment("low", "y", "high", "y", color="colour", alpha=0.5, source=source)
     dots = drawn.scatter("x", "y", size=11, color="colour", source=source)
     drawn.text("x", "y", text="place", x_offset=6, y_offset=-5, text_font_size="12px", tags=["ink"], source=source)
     _add_hover(drawn, dots, plan="@plan", time=f"@x{{0.000}} {second}", other=f"@y{{0.000}} {label}")
-    legend = {"worth choosing: no other is better in all": BLUE, "another is better": GREY, "may not fit": VERMILLION}
+    legend = {"Pareto-optimal": BLUE, "another plan is better": GREY, "may not fit": VERMILLION}
     shown = {word: colour for word, colour in legend.items() if colour in colours}
     names = [
         "plan_text",
@@ -373,7 +372,9 @@ def draw_front(rows: pd.DataFrame, column: str, label: str, unit: float) -> Char
         "mfu",
         "fit_probability",
     ]
-    caption = "Each plan with its place and the 80 % interval of its step; the lower left is best."
+    caption = (
+        "Plans are numbered by their place in the ranking, with the 80 % interval of the step time; lower left is best."
+    )
     numbers = rows[[name for name in dict.fromkeys(names) if name in rows]]
     return Chart(f"{label[0].upper()}{label[1:].partition(' [')[0]} against time", caption, drawn, shown, numbers)
 
@@ -400,7 +401,7 @@ def draw_scaling(rows: pd.DataFrame, column: str, label: str, *, linear: bool = 
         drawn.y_range.start, drawn.y_range.end = 0, 1.1 * float(high.max())
     drawn.xaxis.ticker = FixedTicker(ticks=ranks)
     drawn.xaxis.major_label_overrides = {int(count): f"{int(count)}" for count in ranks}
-    caption = "The dashed line is what each GPU of the smallest run gives." if linear else "A level line loses nothing."
+    caption = "The dashed line is ideal scaling from the smallest run." if linear else "Ideal scaling is a level line."
     return Chart(f"{label} by GPUs", caption, drawn, legend, rows)
 
 
@@ -426,10 +427,10 @@ def draw_timeline(prediction: Prediction) -> Chart:
     short = {"communication": "comm."}
     _name_rows(drawn, {at: f"{rank} {short.get(stream, stream)}" for (rank, stream), at in place.items()})
     shown, ranks = len(set(bars["rank"])), prediction.task_graph.metadata.ranks
-    rest = " The others do the same as these." if shown == len(set(executed.like.tolist())) < ranks else ""
+    rest = " The others do the same as one of these." if shown == len(set(executed.like.tolist())) < ranks else ""
     caption = (
-        f"{shown} of {ranks} ranks.{rest} "
-        "Drag across to zoom, or turn the wheel with Ctrl held; the circular arrow shows all again."
+        f"{shown} of {ranks} ranks are shown.{rest} "
+        "Zoom by dragging across, or with Ctrl and the mouse wheel; the circular arrow resets the view."
     )
     used = set(bars["look"])
     return Chart("When it runs", caption, drawn, {look: colour for look, colour in _LOOKS.items() if look in used})
@@ -487,8 +488,8 @@ def draw_memory(prediction: Prediction) -> Chart:
     drawn.add_layout(_mark_limit(room, "width"))
     drawn.y_range.start, drawn.y_range.end = 0, 1.08 * max(room, peaks.max() / _GIGA)
     caption = (
-        f"The fullest ranks; the dashed line is the GPU's memory less its context and communicators "
-        f"({room:.1f} GB). The allocator keeps some more than it hands out."
+        f"The fullest ranks; the dashed line is the GPU's memory minus CUDA context and communicators "
+        f"({room:.1f} GB). The allocator reserves somewhat more than is allocated."
     )
     return Chart("Memory over the step", caption, drawn, legend, peaks.rename("peak_bytes").reset_index())
 
@@ -513,9 +514,7 @@ def draw_filling(entries: Mapping[int, Mapping[str, Any]], outside_bytes: int, m
         1.05 * max(memory_bytes, numbers.groupby("rank")["size_bytes"].sum().max()) / _GIGA,
     )
     _name_rows(drawn, {at: f"rank {rank}" for rank, at in place.items()})
-    caption = (
-        f"At its peak, which is reached in {next(iter(entries.values()))['when']}; the dashed line is the GPU's memory."
-    )
+    caption = f"At the peak, reached in {next(iter(entries.values()))['when']}; the dashed line is the GPU's memory."
     return Chart("What fills the memory", caption, drawn, legend, numbers)
 
 
@@ -577,7 +576,7 @@ def draw_roofline(prediction: Prediction) -> Chart:
     dots = drawn.scatter("x", "y", size="size", color="colour", fill_alpha=0.75, source=source)
     _add_hover(drawn, dots, operators="@name", rate="@y{0.0} TFLOP/s", share_of_compute="@share{0.0 %}")
     caption = (
-        f"Operators by class, as large as their share of the time. The line is the data sheet's roof: {peak / _TERA:.0f} "
-        f"TFLOP/s in {precision}, {bandwidth / _TERA:.2f} TB/s. Those that only move memory are in the numbers."
+        f"Operators by class; dot size is the share of the time. The line is the data sheet's roofline: {peak / _TERA:.0f} "
+        f"TFLOP/s in {precision}, {bandwidth / _TERA:.2f} TB/s. Classes without FLOPs are in the table only."
     )
     return Chart("How near to the GPU's limits", caption, drawn, legend, numbers)

@@ -39,10 +39,10 @@ _KINDS = ("ranks", "data", "tensor", "context", "pipeline", "expert", "sharding"
 class BestPlans:
     """The best plans of a model on some GPUs.
 
-    ``found``: the answer of ``search``. ``shown``: the best rows of its ranking, each with other degrees or sharding.
-    ``prediction``: of the first. ``run``: tokens, price [1/h] and memory margin that were given. ``assumed``: what was
-    taken where nothing was given. ``launch``: for each framework its ``file`` and the ``text`` of it for the best plan
-    that it can express (``plan``), or ``why`` there is none.
+    ``found``: the answer of ``search``. ``shown``: the best rows of its ranking that differ in degrees or sharding.
+    ``prediction``: that of the best plan. ``run``: tokens, price [per GPU-hour] and memory margin, as passed.
+    ``assumed``: the values of arguments that were not passed. ``launch``: per framework, the best ``plan`` that it can
+    express with its configuration (``file``, ``text``), or ``why`` there is none.
     """
 
     found: SearchResult
@@ -94,17 +94,17 @@ def plan(
 ) -> BestPlans:
     """Return the best plans of a model on some GPUs: what ``trioflow plan`` answers.
 
-    ``model``: a language model by name or configuration, or a trace. ``gpus``: number and name, as ``256xH100``: a GPU,
-    a platform or its file. ``tokens``: of the run (10^12 where not given), ``price``: of a GPU-hour, ``power_w``: of a
-    GPU [W], by default its limit. ``batch``: samples of a step, by default what models of this size train with.
-    ``memory_margin``: share of each GPU's memory to leave free. ``frameworks``: of ``FRAMEWORKS``, to
-    get their launch configurations; each is searched under its own precision recipe where none is given. ``top``: plans
-    to simulate at least. ``watch``, ``jobs``,
-    ``routing``: as for ``search``; ``step``: ``STEP_WORDS`` and ``INTER_NODE``. Raises InputError when nothing fits, or
+    ``model``: a language model by name or configuration, or a trace. ``gpus``: number and name, such as ``256xH100``;
+    the name is a GPU, a platform or a platform's file. ``tokens``: length of the training run, 10^12 by default.
+    ``price``: per GPU-hour. ``power_w``: power per GPU [W], by default the data sheet's limit. ``batch``: global batch
+    [samples], by default what models of this size are usually trained with. ``memory_margin``: share of each GPU's
+    memory to leave free. ``frameworks``: those of ``FRAMEWORKS`` to write launch configurations for; without a
+    ``precision`` each uses its own recipe. ``top``: how many plans to simulate in full at least. ``watch``, ``jobs``,
+    ``routing``: as for ``search``. ``step``: ``STEP_WORDS`` and ``INTER_NODE``. Raises InputError when nothing fits, or
     as ``search``.
     """
     if not 0 <= memory_margin < 1:
-        raise InputError(f"--memory-margin {memory_margin:g} is not a share from 0 to below 1")
+        raise InputError(f"--memory-margin {memory_margin:g} must be at least 0 and below 1")
     check_names(frameworks, FRAMEWORKS, "framework")
     ranks, name = read_gpus(gpus)
     inter_node: dict[str, Any] = {key: step.get(key) for key in INTER_NODE}
@@ -126,7 +126,7 @@ def plan(
     if tokens is None and configuration is not None:
         tokens = assumed["tokens"] = RUN_TOKENS
     if frameworks and configuration is None:
-        raise InputError(f"{model} is no language model by name or configuration, which alone are launched")
+        raise InputError(f"{model}: launch configurations exist only for language models by name or configuration")
     if frameworks and step.get("precision") is None:
         step["precision"] = ",".join(dict.fromkeys(FRAMEWORKS[name].recipe for name in frameworks))
     found = search(

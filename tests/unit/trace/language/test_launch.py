@@ -105,8 +105,8 @@ def test_what_the_training_script_fills_in_is_as_if_not_said() -> None:
             '[training]\n[parallelism]\npipeline_parallel_schedule = "Best"\n',
             "run.toml.*schedule: 'Best' is not known here",
         ),
-        ("ds.json", '{"zero_optimization": {"stage": 1}}', "names no model that is known"),
-        ("fsdp.yaml", "# model: nobody\nfsdp_config: {fsdp_version: 2}\n", "names no model that is known: nobody"),
+        ("ds.json", '{"zero_optimization": {"stage": 1}}', "names no known model"),
+        ("fsdp.yaml", "# model: nobody\nfsdp_config: {fsdp_version: 2}\n", "names no known model: nobody"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_with_its_place(file: str, text: str, problem: str) -> None:

@@ -202,7 +202,7 @@ def _write_arguments(said: Mapping[str, Any]) -> str:
 
 def _write_yaml(said: Mapping[str, Any]) -> str:
     content, script = _split_script(said)
-    comments = "# What the training script decides; trioflow reads it.\n" * bool(script)
+    comments = "# Set by the training script, not by this file; trioflow reads it.\n" * bool(script)
     return (
         comments
         + "".join(f"# {key}: {value}\n" for key, value in script.items())
@@ -261,7 +261,7 @@ def read_launch(content: Mapping[str, Any], text: str, file: str, models: Mappin
     model = models.get(str(known.get("name")))
     if model is None:
         raise InputError(
-            f"the file names no model that is known: {known.get('name', 'none')}",
+            f"the file names no known model: {known.get('name', 'none')}",
             file=file,
             fix='add a line "# model: llama-3.1-8b", or in JSON "trioflow": {"model": "llama-3.1-8b"}',
         )

@@ -93,7 +93,7 @@ def build_configured(row: Mapping[str, Any]) -> Recipe:
         try:
             model = instantiate(library, kind, config)
         except Exception as error:
-            raise InputError(f"transformers does not build {kind} of this configuration ({error})") from error
+            raise InputError(f"transformers cannot build {kind} from this configuration ({error})") from error
     asked = read_size(row, "sequence")
     sequence = asked or _choose_sequence(model)
     inputs = _describe_inputs(model, kind, sequence) | _describe_labels(model, kind, sequence)
@@ -134,11 +134,11 @@ def _build_diffusion(content: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     try:
         model = getattr(library, kind).from_config(dict(content))
     except Exception as error:
-        raise InputError(f"diffusers does not build {kind} of this configuration ({error})") from error
+        raise InputError(f"diffusers cannot build {kind} from this configuration ({error})") from error
     config, taken = model.config, inspect.signature(model.forward).parameters
     noisy = next((name for name in ("sample", "hidden_states") if name in taken), "")
     if not noisy or "timestep" not in taken or not config.get("sample_size"):
-        raise InputError(f"{kind} is no denoiser of images whose size it says", fix=_CAPTURE)
+        raise InputError(f"{kind} is not an image denoiser with a sample_size", fix=_CAPTURE)
     size = config.sample_size
     image = size if isinstance(size, list | tuple) else (size, size)
     inputs: dict[str, Any] = {noisy: ((config.in_channels, *image), 0), "timestep": ((), 1000)}
@@ -191,7 +191,7 @@ def _choose_class(library: ModuleType, config: Any) -> str:
         if config.model_type in listed:
             names = listed[config.model_type]
             return str(names if isinstance(names, str) else names[0])
-    raise InputError(f"transformers has no model of {config.model_type}", fix="name its class in architectures")
+    raise InputError(f"transformers has no model class for {config.model_type}", fix="name its class in architectures")
 
 
 @cache
@@ -227,7 +227,8 @@ def _describe_inputs(model: Any, kind: str, sequence: int) -> dict[str, Any]:
         inputs[first] = (sequence,), 0
     if not inputs or (first == "input_ids" and "input_features" in taken):
         raise InputError(
-            f"{kind} reads {first if not inputs else 'input_features'}, whose shape no configuration says", fix=_CAPTURE
+            f"{kind} reads {first if not inputs else 'input_features'}, whose shape config.json does not give",
+            fix=_CAPTURE,
         )
     return inputs
 
@@ -245,7 +246,7 @@ def _describe_labels(model: Any, kind: str, sequence: int) -> dict[str, Any]:
     """Return what a network learns from, as `_describe_inputs`; nothing where labels alone do not decide its loss."""
     config, taken = model.config, inspect.signature(model.forward).parameters
     if "bool_masked_pos" in taken and taken["bool_masked_pos"].default is inspect.Parameter.empty:
-        raise InputError(f"{kind} learns from patches that a mask leaves out, and values decide which", fix=_CAPTURE)
+        raise InputError(f"{kind} trains on masked patches, and the data decides which ones", fix=_CAPTURE)
     labels = next((shape for word, shape in known_names()["labels"].items() if kind.endswith(word)), "")
     if labels == "tokens" and "labels" in taken:
         return {"labels": ((sequence,), config.get_text_config().vocab_size)}
@@ -261,15 +262,15 @@ def _list_notes(
     notes, text = list[str](), model.config.get_text_config()
     if asked is None and {"input_ids", "input_values"} & set(inputs):
         notes.append(
-            f"samples of {sequence} {'tokens' if 'input_ids' in inputs else 'numbers'}: --sequence gives another length"
+            f"samples of {sequence} {'tokens' if 'input_ids' in inputs else 'numbers'} (change it with --sequence)"
         )
     if model.config.model_type != content["model_type"]:
-        notes.append(f"{content['model_type']} is trained on text alone here: its tower of images is left out")
+        notes.append(f"{content['model_type']} is trained on text only here, without its vision tower")
     if not {"labels", "return_loss"} & set(inputs) and not kind.endswith("ForPreTraining"):  # these have a loss anyway
-        notes.append(f"no labels are known for {kind}: the mean square of its output stands for its loss")
+        notes.append(f"the loss of {kind} is not known: the mean square of its output is used instead")
     window, kinds = getattr(text, "sliding_window", None), getattr(text, "layer_types", None) or (_WINDOWED,)
     if window and sequence > window and _WINDOWED in kinds:
-        notes.append(f"attention's window of {window} tokens is not followed: all {sequence} are read")
+        notes.append(f"the sliding attention window of {window} tokens is ignored: attention reads all {sequence}")
     return notes
 
 
