@@ -6,6 +6,7 @@ from math import prod
 import pytest
 from same_step import assert_same_step
 from trioflow.base.errors import InputError
+from trioflow.prediction.assembly import predict
 from trioflow.trace.store import load_trace
 
 transformers = pytest.importorskip("transformers", reason="networks come from transformers")
@@ -61,13 +62,21 @@ def kept_here(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ANSWERED)
 def test_a_network_is_built_from_its_configuration(kind, tmp_path):
     step = {"wav2vec2": {"sequence": 16_000}, "vit_mae": {}}.get(kind, TEXT)
-    trace = load_trace(write(tmp_path, kind), **step)
+    trace = load_trace(write(tmp_path, kind), precision="fsdp2-mixed", **step)
     millions, stacks = ANSWERED[kind]
     facts = trace.facts
     assert sum(prod(p["shape"]) for p in facts.parameters) / 1e6 == pytest.approx(millions, abs=0.05)
     assert len(facts.repeated or []) >= stacks
     assert {"forward", "backward", "optimizer"} == set(trace.operators["phase"])
     assert facts.step_time_s == 0
+
+
+@pytest.mark.parametrize("plan", ["ddp", "fsdp"])
+def test_any_plan_takes_a_network_as_it_is_by_default(plan, tmp_path):
+    """Under autocast, each GPU its part of the batch at once; fully_shard's own recipe would refuse DDP."""
+    found = predict(write(tmp_path, "bert", num_hidden_layers=4), plan, "dgx-a100", ranks=8, batch=64, sequence=16)
+    assert found.step.trace.facts.precision == "bf16"
+    assert (found.task_graph.metadata.plan.accumulate, found.step.trace.facts.batch) == (1, 8)
 
 
 @pytest.mark.parametrize(
