@@ -35,6 +35,7 @@ ORDER = (
     ("campaign",),
     ("report",),
     ("sweeps",),
+    ("ui",),
     ("cli", "__main__"),
     ("trioflow_evaluation",),
 )

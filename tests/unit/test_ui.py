@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import yaml
 from browser import Browser, list_faults, list_requests, read_axe, run_driver
+from trioflow.cli.answer import add_run, predict_options
 from trioflow.cli.main import build_parser, main
-from trioflow.cli.ui import Studio, serve
+from trioflow.ui.page import Command, Studio, serve
 
 FORM = {"model": "gpt2-b8", "platform": "dgx1-v100", "ranks": 4, "plan": "ddp", "batch": 32}
 
@@ -26,7 +27,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (folder / "own.yaml").write_text("name: own")
     found: list[str] = []
     loop = asyncio.new_event_loop()
-    task = loop.create_task(serve(Studio(build_parser(["simulate"]), folder), 0, found.append))
+    task = loop.create_task(
+        serve(Studio(Command(build_parser(["simulate"]), predict_options, add_run), folder), 0, found.append)
+    )
     thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])))
     thread.start()
     while not found:
@@ -152,7 +155,7 @@ def check_looks(browser: Browser, axe: str) -> None:
 def test_without_bokeh_all_else_runs_and_one_sentence_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("trioflow.report.charts", "trioflow.cli.ui"):
+    for name in ("trioflow.report.charts", "trioflow.ui.page"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "bokeh.embed", None)
     build_parser()

@@ -287,4 +287,7 @@ def add_ui(parser: argparse.ArgumentParser) -> None:
 
 def _run_ui(options: argparse.Namespace) -> None:
     """Serve the page; only this imports what it needs, which may be missing."""
-    import_module("trioflow.cli.ui").run(options)
+    from trioflow.cli.answer import add_run, predict_options
+    from trioflow.ui.page import Command, run
+
+    run(options, Command(options.build_parser(["simulate"]), predict_options, add_run))

@@ -1,7 +1,7 @@
 """``trioflow ui``: a page for this machine alone, whose form asks what ``simulate`` answers, and which draws the answer.
 
 What the form sends is a name out of a list or a number within bounds, or it is refused. It becomes arguments of
-``simulate``; nothing else of it reaches the library.
+``simulate``; nothing else of it reaches the library. How these are read and answered is handed in by the command.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import secrets
 import shlex
 import webbrowser
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,7 +23,7 @@ import yaml
 
 from trioflow.base.errors import InputError, TrioflowError, how_to_install
 from trioflow.base.precision_recipes import RECIPE_NAMES
-from trioflow.cli.answer import add_run, predict_options
+from trioflow.hardware.machine import Device
 from trioflow.parallel.plan import NAMED
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.answer import Prediction, predict_step
@@ -110,13 +110,26 @@ def list_fields(parser: argparse.ArgumentParser, folder: Path | None = None) -> 
     return fields
 
 
-class Studio:
-    """Answers forms, and remembers graphs and predictions from one to the next; ``parser``: of the command."""
+@dataclass(frozen=True)
+class Command:
+    """The ``trioflow`` command as the page uses it: its parser, the prediction for parsed arguments, and its run's cost."""
 
-    def __init__(self, parser: argparse.ArgumentParser, folder: Path | None = None) -> None:
-        self.fields = list_fields(parser, folder)
-        self._parser, self._memory = parser, Memory()
-        self._ask = lru_cache(_MOST_ANSWERS)(self._predict)
+    parser: argparse.ArgumentParser
+    predict: Callable[[argparse.Namespace], Prediction]
+    add_run: Callable[[Mapping[str, Any], argparse.Namespace, Device], dict[str, Any]]
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """Return the arguments of ``simulate``."""
+        return self.parser.parse_args(["simulate", *words])
+
+
+class Studio:
+    """Answers forms, and remembers graphs and predictions from one to the next."""
+
+    def __init__(self, command: Command, folder: Path | None = None) -> None:
+        self.fields = list_fields(command.parser, folder)
+        self._command, self._memory = command, Memory()
+        self._ask = lru_cache(_MOST_ANSWERS)(lambda *words: command.predict(command.parse(words)))
 
     def spell(self, form: Any) -> dict[str, list[str]]:
         """Return the arguments of ``simulate`` by control; InputError where a form asks for what no control offers."""
@@ -129,9 +142,6 @@ class Studio:
         # The page keeps its controls where a recorded trace is chosen, whose step is what it is.
         recorded = not is_model(words["model"][0])
         return {name: [] if recorded and name in (*STEP_WORDS, "tokens") else some for name, some in words.items()}
-
-    def _predict(self, *words: str) -> Prediction:
-        return predict_options(self._parser.parse_args(["simulate", *words]))
 
     def predict(self, words: Mapping[str, list[str]]) -> Prediction:
         """Return the prediction for arguments by control."""
@@ -148,10 +158,10 @@ class Studio:
         """Return the page of a form, beside that of another where there is one, and its numbers; InputError as `spell`."""
         forms = [self.spell(form), *([self.spell(against)] if against is not None else [])]
         predictions = [self.predict(words) for words in forms]
-        asked = ["simulate", *(word for some in forms[0].values() for word in some)]
+        asked = [word for some in forms[0].values() for word in some]
         first = predictions[0].to_dict()
-        run = add_run(first, self._parser.parse_args(asked), predictions[0].step.platform.device)
-        command = shlex.join(["trioflow", *asked])
+        run = self._command.add_run(first, self._command.parse(asked), predictions[0].step.platform.device)
+        command = shlex.join(["trioflow", "simulate", *asked])
         numbers = {key: value for key, value in (first | run).items() if key not in ("memory", "warnings")}
         page = plot(*predictions, asked=command, run=run.get("run"))
         return page, {"command": command, "form": form, "answer": numbers, "from": predictions[0].provenance}
@@ -244,8 +254,8 @@ async def serve(studio: Studio, port: int, ready: Callable[[str], Any]) -> None:
     await asyncio.Event().wait()
 
 
-def run(options: argparse.Namespace) -> None:
-    """Serve the page until Ctrl+C."""
+def run(options: argparse.Namespace, command: Command) -> None:
+    """Serve the page until Ctrl+C; ``options``: of ``ui``."""
     if not 0 <= options.port < 1 << 16 or (options.folder and not options.folder.is_dir()):
         raise InputError("--port is not a port number, or --folder is not a folder")
     options.sign.stop()
@@ -256,4 +266,4 @@ def run(options: argparse.Namespace) -> None:
             webbrowser.open(address)
 
     with suppress(KeyboardInterrupt):
-        asyncio.run(serve(Studio(options.build_parser(["simulate"]), options.folder), options.port, show))
+        asyncio.run(serve(Studio(command, options.folder), options.port, show))

@@ -1,0 +1,1 @@
+"""The page of ``trioflow ui``, on this machine alone; ``cli`` starts it."""
