@@ -30,6 +30,7 @@ ORDER = (
     ("engine",),
     ("prediction",),
     ("sharded",),
+    ("formats",),
     ("export",),
     ("measure",),
     ("campaign",),
@@ -237,6 +238,14 @@ def test_data_of_a_module_lies_at_its_own_place_and_counts_into_its_digest() -> 
     assert names["report/pages"] == {"pages.css", "pages.js", "site.tsv", "files.tsv"}
     assert "attribution.rst" in names["report/sections"], "a folder"
     assert names["trioflow_evaluation/tables"] == {"tables.tsv"}, "of the package beside it"
+
+
+def test_what_is_registered_is_there_and_lies_at_the_edge() -> None:
+    """What is found by its name is imported by nobody to its left."""
+    for row in provenance.read_own_table("base/plugins"):
+        module, _, name = row["value"].partition(":")
+        assert hasattr(importlib.import_module(module), name), row
+        assert LEVEL[module.split(".")[1]] > LEVEL["prediction"], row
 
 
 def test_imports_are_absolute() -> None:

@@ -16,7 +16,14 @@ import pytest
 from trioflow.base.errors import InputError, TableError, TrioflowError
 from trioflow.cli.collectives import add_fit_collectives
 from trioflow.costmodel.collectives.methods import METHODS, conformal_band
-from trioflow.costmodel.collectives.model import COLLECTIVES, MAX_POINTS, median_points, thin, wire_factor
+from trioflow.costmodel.collectives.model import (
+    COLLECTIVES,
+    MAX_POINTS,
+    SAMPLE_COLUMNS,
+    median_points,
+    thin,
+    wire_factor,
+)
 from trioflow.costmodel.collectives.nccl import (
     NcclMachine,
     calibrate,
@@ -26,12 +33,12 @@ from trioflow.costmodel.collectives.nccl import (
     parse_version,
     recognise_device,
 )
-from trioflow.costmodel.collectives.nccl_tests import COLUMNS, import_nccl_tests
 from trioflow.costmodel.collectives.platform import (
     PlatformCollectives,
     fit_platform_collectives,
     load_platform_collectives,
 )
+from trioflow.formats.nccl_tests import import_nccl_tests
 from trioflow_evaluation.fits.collectives import PUBLIC_TABLES, PublicTable
 
 A100 = NcclMachine("ampere", "nvlink", 240e9)
@@ -241,7 +248,7 @@ def log(tmp_path: Path) -> Path:
 
 def test_log_gives_both_times_of_every_message(log: Path) -> None:
     frame = import_nccl_tests([log], "box")
-    assert tuple(frame.columns) == COLUMNS
+    assert tuple(frame.columns) == SAMPLE_COLUMNS
     assert frame.attrs["device"] == "NVIDIA A100-SXM4-80GB"
     assert len(frame) == 8  # nothing of the message without bytes
     assert set(frame["library"]) == {"NCCL 2.21.5"}

@@ -6,8 +6,8 @@ import pytest
 import yaml
 from trioflow.base.errors import PlatformError
 from trioflow.cli import main
+from trioflow.formats.nccl_file import build_nccl_file
 from trioflow.hardware.platform import load_platform
-from trioflow.hardware.topologies.nccl_file import build_nccl_file
 
 GEN4 = 16e9 * 16 * 128 / 130 / 8
 """Sixteen lanes of PCI Express 4.0, a direction [bytes/s]."""

@@ -11,8 +11,8 @@ import pytest
 from trioflow.base.errors import PlatformError
 from trioflow.hardware.machine import Link, is_rank_node
 from trioflow.hardware.platform import BUILDERS as ALL
+from trioflow.hardware.topologies.edge_list import build_edge_list, read_edge_list
 from trioflow.hardware.topologies.grids import build_double_ring
-from trioflow.hardware.topologies.nccl_file import build_edge_list, read_edge_list
 from trioflow.hardware.topologies.nodes import (
     build_dragonfly,
     build_fat_tree,
@@ -136,7 +136,7 @@ def test_closed_forms(name: str, ranks: int, parameters: dict[str, Any], nodes: 
 
 
 def test_every_builder_has_its_case_and_says_its_closed_form() -> None:
-    elsewhere = {"node_groups", "rail_optimised", "edge_list", "nccl_file"}
+    elsewhere = {"node_groups", "rail_optimised", "edge_list"}
     assert {case[0] for case in CASES} | elsewhere == set(ALL)
     for name, builder in ALL.items():
         text = inspect.getdoc(builder) or ""

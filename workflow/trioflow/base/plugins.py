@@ -1,15 +1,29 @@
-"""What other packages offer under a name: found through entry points, refused in one sentence."""
+"""What is offered under a name by other packages, through entry points, and by trioflow's own rooms at the edge.
+
+The latter stand in ``data/base/plugins.tsv``, so that what does not need them does not import them.
+"""
 
 from collections.abc import Callable, Iterable
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from trioflow.base.errors import InputError, suggest
+from trioflow.base.provenance import read_own_table
+
+
+@cache
+def _own_entries() -> tuple[EntryPoint, ...]:
+    return tuple(EntryPoint(row["name"], row["value"], row["group"]) for row in read_own_table("base/plugins"))
+
+
+def _find_entries(group: str) -> list[EntryPoint]:
+    return [*(entry for entry in _own_entries() if entry.group == group), *entry_points(group=group)]
 
 
 def list_plugins(group: str, known: Iterable[str] = ()) -> list[str]:
     """Return the names registered under a group and those known besides, sorted."""
-    return sorted({*known, *(entry.name for entry in entry_points(group=group))})
+    return sorted({*known, *(entry.name for entry in _find_entries(group))})
 
 
 def load_plugin(
@@ -27,7 +41,7 @@ def load_plugin(
     ``what`` (``network``) and ``place``, for messages. Raises InputError of the class ``error``,
     when no package registers the name, several do, or it cannot be loaded or called.
     """
-    found = entry_points(group=group, name=name)
+    found = [entry for entry in _find_entries(group) if entry.name == name]
     if not found:
         names = list_plugins(group, known)
         raise error(
@@ -39,7 +53,7 @@ def load_plugin(
             place=place,
             fix="remove all but one of the packages that register it",
         )
-    entry = next(iter(found))
+    entry = found[0]
     try:
         loaded = entry.load()
     except (ImportError, AttributeError) as problem:

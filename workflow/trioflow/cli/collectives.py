@@ -22,10 +22,10 @@ from trioflow.cli.output import add_command, list_forms, print_warnings, write_o
 from trioflow.costmodel.collectives.methods import METHODS
 from trioflow.costmodel.collectives.model import COLLECTIVES, SHIFT, wire_factor
 from trioflow.costmodel.collectives.nccl import NcclMachine, load_constants, recognise_device
-from trioflow.costmodel.collectives.nccl_tests import PROGRAMS, import_nccl_tests
 from trioflow.costmodel.collectives.platform import PlatformCollectives, fit_platform_collectives
 from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate, simulate_interval
+from trioflow.formats.nccl_tests import PROGRAMS, import_nccl_tests
 from trioflow.hardware.machine import Platform
 from trioflow.network.across_nodes import LEAST_STEP, describe_inter_node, measures_a_node, open_platform
 from trioflow.network.algorithms.catalogue import spell_algorithm

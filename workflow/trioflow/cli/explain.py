@@ -29,11 +29,11 @@ from trioflow.cli.output import (
     write_output,
 )
 from trioflow.costmodel.choices import find_platform, load_named_platform
-from trioflow.costmodel.collectives.nccl_tests import import_nccl_tests
 from trioflow.costmodel.device_times import find_launch_s
+from trioflow.formats.nccl_tests import import_nccl_tests
+from trioflow.formats.run_log import LoggedSteps, read_logged_steps
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import EXCHANGE, MICRO_BATCH, Corrections, correct_platform, save_corrected
-from trioflow.measure.run_log import LoggedSteps, read_logged_steps
 from trioflow.network.collectives import CollectivePlanner, compute_wire_bytes
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.answer import Prediction

@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from trioflow.base.errors import PlatformError, suggest
-from trioflow.base.plugins import load_plugin
+from trioflow.base.plugins import list_plugins, load_plugin
 from trioflow.base.provenance import PACKAGE, atomic_path
 from trioflow.base.yaml_files import read_yaml
 from trioflow.hardware.machine import (
@@ -39,6 +39,7 @@ from trioflow.hardware.machine import (
     load_device,
     name_rank_node,
 )
+from trioflow.hardware.topologies.edge_list import build_edge_list
 from trioflow.hardware.topologies.grids import (
     MOST_PARTS,
     NodeBuilder,
@@ -51,7 +52,6 @@ from trioflow.hardware.topologies.grids import (
     list_reached,
     read_rank,
 )
-from trioflow.hardware.topologies.nccl_file import build_edge_list, build_nccl_file, list_doubts
 from trioflow.hardware.topologies.nodes import (
     build_dragonfly,
     build_fat_tree,
@@ -66,6 +66,8 @@ from trioflow.hardware.topologies.nodes import (
 
 ENTRY_POINTS = "trioflow.topologies"
 """Group under which a package registers builders: functions of a number of ranks and parameters."""
+DOUBT_GROUP = "trioflow.topology_doubts"
+"""Group of functions, by their builder's name, that list what of a topology and its files is not followed."""
 
 Builder = Callable[..., list[Link]]
 
@@ -85,9 +87,8 @@ BUILDERS: Mapping[str, Builder] = {
     "node_groups": build_node_groups,
     "rail_optimised": build_rail_optimised,
     "edge_list": build_edge_list,
-    "nccl_file": build_nccl_file,
 }
-"""trioflow's own builders by the name that a platform file gives them."""
+"""trioflow's own builders by the name that a platform file gives them, beside those that are registered."""
 
 
 def find_builder(name: str) -> Builder:
@@ -116,6 +117,16 @@ def build_topology(
     or of the wrong type, or the builder refuses.
     """
     return _choose_topology(description, file, shared=shared or {})(ranks)
+
+
+def _list_doubts(topology: Mapping[str, Any], file: str | Path) -> Iterator[str]:
+    """Yield what registered builders do not follow of a topology, or of one inside it."""
+    name = topology.get("builder")
+    if name and name not in BUILDERS and name in list_plugins(DOUBT_GROUP):
+        yield from load_plugin(DOUBT_GROUP, name, what="builder")(topology, file)
+    for value in topology.values():
+        if isinstance(value, dict):
+            yield from _list_doubts(value, file)
 
 
 def _choose_topology(
@@ -500,7 +511,7 @@ def _build(
         between_nodes=content.get("between_nodes"),
         inter_node=_read_inter_node(content.get("inter_node", {})),
         unmeasured=tuple(sorted(unmeasured)),
-        doubts=tuple(list_doubts(content.get("topology", {}), path)),
+        doubts=tuple(_list_doubts(content.get("topology", {}), path)),
         compute_slowdown_during_collective=_number(content.get(SLOWDOWN, {"value": 1.0})),
         corrections={key: _number(one) for key, one in content.get("corrections", {}).items()},
         eager_send_bytes=_number(content.get(EAGER, {"value": 0.0})),

@@ -18,9 +18,15 @@ import pyarrow as pa
 from trioflow import __version__
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import digest_file, read_own_records, read_own_table, write_json
-from trioflow.costmodel.collectives.model import COLLECTIVES, BetweenNodes, NodeCurve, wire_factor
+from trioflow.costmodel.collectives.model import (
+    COLLECTIVES,
+    SAMPLE_COLUMNS,
+    UNKNOWN_VERSION,
+    BetweenNodes,
+    NodeCurve,
+    wire_factor,
+)
 from trioflow.costmodel.collectives.nccl import NcclMachine, load_constants
-from trioflow.costmodel.collectives.nccl_tests import COLUMNS, UNKNOWN_VERSION
 from trioflow.costmodel.collectives.platform import PlatformCollectives, fit_platform_collectives
 from trioflow.datasets.catalogue import NODE_BANDWIDTHS, load_catalogue
 
@@ -46,7 +52,7 @@ class PublicTable:
     nodes: str
 
     def read(self, path: Path) -> pd.DataFrame:
-        """Return a file's samples: the columns ``COLUMNS``, repeats of a key as rounds.
+        """Return a file's samples: the columns ``SAMPLE_COLUMNS``, repeats of a key as rounds.
 
         Raises TableError when the file is damaged, lacks a column, names an unknown operation, or
         holds a size or time that is not positive.
@@ -87,7 +93,7 @@ class PublicTable:
             )
         rows = rows.astype(dict.fromkeys(_POSITIVE, "float64")).round(0)
         rows = rows.astype(dict.fromkeys(("ranks", "nodes", *_POSITIVE), np.int64))
-        return rows.assign(round=rows.groupby(KEY).cumcount())[list(COLUMNS)]
+        return rows.assign(round=rows.groupby(KEY).cumcount())[list(SAMPLE_COLUMNS)]
 
 
 _POSITIVE = ["message_bytes", "time_ns"]

@@ -19,6 +19,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
+from trioflow import tables
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import read_json, stamp, write_json
 from trioflow.base.units import NS_PER_S, ns_to_s
@@ -31,6 +32,10 @@ from trioflow.tables import COLLECTIVE_SAMPLES, LOST_NS
 INTERPOLATIONS = ("log", "linear")
 """Straight between the logarithms of size and time, or between size and time themselves."""
 
+SAMPLE_COLUMNS = (*tables.COLLECTIVE_SAMPLES.names, "nodes", "dataset")
+"""Of samples that others measured."""
+UNKNOWN_VERSION = "NCCL of unknown version"
+"""Library of samples that do not say."""
 COLUMNS = ("message_bytes", "median_s", "time_s", "low_factor", "high_factor", "repeats")
 """Of a curve's file, an entry a size."""
 

@@ -13,15 +13,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from trioflow import tables
 from trioflow.base.errors import InputError, TableError, TrioflowError
 from trioflow.base.input_files import read_text
 from trioflow.base.units import us_to_ns
-
-COLUMNS = (*tables.COLLECTIVE_SAMPLES.names, "nodes", "dataset")
-
-UNKNOWN_VERSION = "NCCL of unknown version"
-"""Library of tables that do not say."""
+from trioflow.costmodel.collectives.model import SAMPLE_COLUMNS, UNKNOWN_VERSION
 
 PROGRAMS = {
     "all_reduce_perf": "all_reduce",
@@ -126,7 +121,7 @@ def import_nccl_tests(
     collective: str | None = None,
     library: str | None = None,
 ) -> pd.DataFrame:
-    """Read logs of nccl-tests into ``tables.COLUMNS``; the device's name is in ``attrs["device"]``.
+    """Read logs of nccl-tests into ``SAMPLE_COLUMNS``; the device's name is in ``attrs["device"]``.
 
     ``ranks``, ``collective`` and ``library`` (``NCCL 2.21.5``) serve logs that lack them.
     Out-of-place, in-place and repeated times are rounds; messages of no bytes are left out. Source
@@ -143,7 +138,7 @@ def import_nccl_tests(
     columns = ["platform", "library", "collective", "ranks", "message_bytes", "time_ns", "nodes"]
     frame = pd.DataFrame(found, columns=columns).assign(dataset=DATASET)
     frame["round"] = frame.groupby(["collective", "ranks", "nodes", "message_bytes"]).cumcount()
-    frame = frame[list(COLUMNS)]
+    frame = frame[list(SAMPLE_COLUMNS)]
     frame.attrs["device"] = next((d for log in logs for _, d in log.devices.values() if d), "")
     return frame
 
