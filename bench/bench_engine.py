@@ -12,7 +12,8 @@ from peers import ASTRASIM_LAYERS, ASTRASIM_RING, TRIOSIM_RESNET50, TRIOSIM_VGG1
 from rows import Peer, Row, time_s
 from trioflow.costmodel.collectives.model import load_collective_model
 from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model
+from trioflow.costmodel.files import SHIPPED_MODELS
+from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.engine.result import Summary
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform

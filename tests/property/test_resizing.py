@@ -11,14 +11,9 @@ from hypothesis import strategies as st
 from trioflow.costmodel.choices import list_models
 from trioflow.costmodel.device_times import choose_operator_model
 from trioflow.costmodel.features import FEATURES, resize_batch
+from trioflow.costmodel.files import SHIPPED_MODELS
 from trioflow.costmodel.operators.curves import FORMS, Curve
-from trioflow.costmodel.operators.model import (
-    SHIPPED_MODELS,
-    OperatorCostModel,
-    Resizing,
-    load_operator_model,
-    rescale_rows,
-)
+from trioflow.costmodel.operators.model import OperatorCostModel, Resizing, load_operator_model, rescale_rows
 from trioflow.hardware.machine import load_device
 from trioflow.trace.store import load_trace
 

@@ -10,7 +10,7 @@ from refitted import assert_refitted
 from trioflow import tables
 from trioflow.costmodel.collectives.methods import METHODS
 from trioflow.costmodel.collectives.model import wire_factor
-from trioflow.costmodel.operators.model import SHIPPED_MODELS
+from trioflow.costmodel.files import SHIPPED_MODELS
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow_evaluation.fits.collectives import FILE, PLATFORMS, PUBLIC_TABLES, fit_published, read_public_samples
 from trioflow_evaluation.validation.operators import validate_collectives

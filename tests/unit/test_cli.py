@@ -31,7 +31,7 @@ from trioflow.costmodel.collectives.methods import METHODS
 from trioflow.costmodel.collectives.model import COLLECTIVES
 from trioflow.costmodel.collectives.nccl import NcclMachine
 from trioflow.costmodel.collectives.platform import fit_platform_collectives
-from trioflow.costmodel.operators.model import SHIPPED_MODELS
+from trioflow.costmodel.files import SHIPPED_MODELS
 from trioflow.trace.store import save_trace, shipped_traces
 
 TRACE = "gpt2-tiny-b8"

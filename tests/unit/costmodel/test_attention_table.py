@@ -17,8 +17,7 @@ from trioflow.costmodel.operators.precision import (
     SHAPE,
     VERSIONS,
     attention_columns,
-    shipped_attention,
-    shipped_tensor_products,
+    load_tensor_tables,
     sustained_time,
 )
 from trioflow.hardware.machine import load_device
@@ -55,7 +54,7 @@ def make_operators(*rows):
 
 def sustained_more(sheet):
     """Return what computing takes more in a step than in the products' table, at the peak's rate."""
-    alone = shipped_tensor_products()[sheet.name].compute(sheet.peak("bf16"))
+    alone = load_tensor_tables().tables[sheet.name].compute(sheet.peak("bf16"))
     return sustained_time(sheet, alone) - alone
 
 
@@ -98,9 +97,9 @@ def test_shapes_are_read_in_either_order_and_from_gradients():
     assert attention_columns(operators, causal=False)["attention_flop"][0] == 512 * pairs
 
 
-@pytest.mark.parametrize("name", sorted(shipped_attention()))
+@pytest.mark.parametrize("name", sorted(load_tensor_tables().attention))
 def test_attention_is_monotone_and_at_most_proportional_in_heads(name):
-    table = shipped_attention()[name]
+    table = load_tensor_tables().attention[name]
     for batch in (1, 3, 17):
         for heads, groups in ((1, 1), (8, 8), (32, 4)):
             for sequence in (300, 1024, 16384):
@@ -114,7 +113,7 @@ def test_attention_is_monotone_and_at_most_proportional_in_heads(name):
 
 
 def test_half_of_a_large_causal_square_is_computed_and_gradients_follow_the_published_ratio():
-    table = shipped_attention()["a100-sxm4-80gb"]
+    table = load_tensor_tables().attention["a100-sxm4-80gb"]
     large = {"sequence": 32768, "batch": 8}
     assert time_s(table, causal=False, **large) / time_s(table, **large) == pytest.approx(2, rel=0.03)
     assert time_s(table, name=FLASH + "_backward") == pytest.approx(BACKWARD_RATIO * time_s(table))
@@ -126,7 +125,7 @@ def test_half_of_a_large_causal_square_is_computed_and_gradients_follow_the_publ
 @pytest.mark.parametrize(("device", "runs"), [("h100-sxm", 2), ("h200", 2), ("b200", 3), ("a100-sxm4-80gb", 3)])
 def test_pytorch_s_own_attention_is_version_2_on_hopper_and_as_fast_as_the_table_elsewhere(device, runs):
     """What a step or a name says comes before what PyTorch chooses."""
-    table = shipped_attention()[device]
+    table = load_tensor_tables().attention[device]
     cudnn = make_operator("aten::_scaled_dot_product_cudnn_attention")
     package = make_operator("flash_attn::_flash_attn_forward")
     package["input_shapes"] = [[b, n, h, d] for b, h, n, d in package["input_shapes"]]
@@ -145,7 +144,7 @@ def test_pytorch_s_own_attention_is_version_2_on_hopper_and_as_fast_as_the_table
 
 
 def test_the_interval_holds_published_ratios_and_determinism_makes_the_gradient_longer():
-    table = shipped_attention()["h100-sxm"]
+    table = load_tensor_tables().attention["h100-sxm"]
     older, gradient = (
         table.spread(attention_columns(make_operators(make_operator(name)), True))
         for name in (FLASH, FLASH + "_backward")
@@ -171,7 +170,7 @@ def test_a_step_in_bf16_takes_the_tables_attention(models):
         name = {"NVIDIA H100 80GB HBM3": "h100-sxm", "NVIDIA H200": "h200"}.get(device, "a100-sxm4-80gb")
         causal = choose_operator_model(models, device, "bf16", True, True).model
         found = causal.predict(operators)
-        sheet, alone_s = load_device(name), time_s(shipped_attention()[name])
+        sheet, alone_s = load_device(name), time_s(load_tensor_tables().attention[name])
         # Computing takes longer in a step than in the table's loop.
         flop = operators["flop"] * attention_columns(operators, True)["attention_share"]
         more_s = sustained_more(sheet) * flop / sheet.peak("bf16")
@@ -207,4 +206,4 @@ def test_whether_attention_is_causal_is_read_from_the_capture_or_the_workload():
 def test_without_a_table_nothing_is_fitted(tmp_path):
     with pytest.raises(InputError, match="no table of fused attention"):
         fit_attention(tmp_path)
-    assert np.all([table.rows > 1000 for table in shipped_attention().values()])
+    assert np.all([table.rows > 1000 for table in load_tensor_tables().attention.values()])

@@ -29,9 +29,9 @@ from trioflow.costmodel.collectives.model import (
     wire_factor,
 )
 from trioflow.costmodel.collectives.platform import load_platform_collectives
+from trioflow.costmodel.files import SHIPPED_MODELS
 from trioflow.costmodel.operators.class_curves import ANY, find_class, fit_class_curves
 from trioflow.costmodel.operators.curves import fit_curve
-from trioflow.costmodel.operators.model import SHIPPED_MODELS
 from trioflow.costmodel.uncertainty import (
     ASSUMED_FACTOR,
     LEFT_OUT_OPERATORS,
@@ -422,7 +422,7 @@ def test_rare_class_borrows_the_shape_and_keeps_its_level() -> None:
     rare = curves["norm", "forward"]
     assert (rare.shape_of, rare.rows) == ("* forward", 1)
     sizes = np.array([[0.0, 1e5, 0.0], [0.0, 2e5, 0.0]])
-    at_size, at_double = rare.curve.predict(sizes)
+    at_size, at_double = rare.predict(sizes)
     assert at_size == pytest.approx(1e-3)
     assert 1e-3 < at_double < 2e-3
 

@@ -22,11 +22,9 @@ from trioflow.costmodel.operators.model import load_operator_model, roofline_tim
 from trioflow.costmodel.operators.precision import (
     class_precision,
     in_precision,
-    load_tensor_products,
+    load_tensor_tables,
     measured_convolutions,
     nearest_table,
-    shipped_scaled,
-    shipped_tensor_products,
     sustained_time,
 )
 from trioflow.costmodel.operators.products import PRODUCTS
@@ -46,7 +44,7 @@ from trioflow.parallel.plan import named_plan
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace, load_trace
 from trioflow_evaluation.fits import half_precision
-from trioflow_evaluation.fits.half_precision import fit_tensor_products, judge_experts, save_tensor_products
+from trioflow_evaluation.fits.half_precision import fit_tensor_products, judge_experts, save_tensor_tables
 from trioflow_evaluation.published.judge import judge_anchors
 
 from costmodel.gpu_synthetic import DEVICE, LIMITS, make_gpu_traces, make_step
@@ -104,18 +102,19 @@ def test_a_table_is_fitted_and_judged_on_left_out_shapes(tables):
 
 
 def test_a_table_survives_its_file(tables, tmp_path):
-    save_tensor_products(tables, tmp_path / "model.json")
-    assert load_tensor_products(tmp_path / "model.json") == tables
+    known = replace(load_tensor_tables(), tables=tables)
+    save_tensor_tables(known, tmp_path / "model.json")
+    assert load_tensor_tables(tmp_path / "model.json") == known
     (tmp_path / "other.json").write_text(json.dumps({"kind": "else"}))
     with pytest.raises(InputError, match="not a table of tensor products"):
-        load_tensor_products(tmp_path / "other.json")
+        load_tensor_tables(tmp_path / "other.json")
     with pytest.raises(InputError, match="no table of single products"):
         fit_tensor_products(tmp_path / "nothing")
 
 
-@pytest.mark.parametrize("name", sorted(shipped_tensor_products()))
+@pytest.mark.parametrize("name", sorted(load_tensor_tables().tables))
 def test_products_are_monotone_and_at_most_proportional_in_every_size(name):
-    table, random = shipped_tensor_products()[name], np.random.default_rng(7)
+    table, random = load_tensor_tables().tables[name], np.random.default_rng(7)
     sizes = np.exp(random.uniform(np.log(32), np.log(32768), (400, 4))).round()
     sizes[:, 0] = random.integers(1, 64, 400)
 
@@ -139,9 +138,13 @@ def test_products_are_monotone_and_at_most_proportional_in_every_size(name):
 
 
 def test_shipped_tables_are_those_of_six_gpus():
-    tables = shipped_tensor_products()
+    tables = load_tensor_tables().tables
     assert set(tables) == {"a100-sxm4-80gb", "h100-sxm", "h200", "b200", "gb200", "l40s"}
-    assert set(shipped_scaled("fp8")) == set(shipped_scaled("fp8-block")) == set(tables) - {"a100-sxm4-80gb"}
+    assert (
+        set(load_tensor_tables().scaled["fp8"])
+        == set(load_tensor_tables().scaled["fp8-block"])
+        == set(tables) - {"a100-sxm4-80gb"}
+    )
     for name, table in tables.items():
         peak = load_device(name).peak("bf16")
         rows = pd.DataFrame({"flop": [2 * 8192.0**3], "read_bytes": 4 * 8192.0**2, "write_bytes": 2 * 8192.0**2})
@@ -165,7 +168,7 @@ def make_linear(m, n, k):
 
 def test_the_power_rule_is_what_two_boards_say_and_holds_for_those_left_out():
     """A100 and H100 give its two numbers; others, and a board of less power, are predicted."""
-    tables = shipped_tensor_products()
+    tables = load_tensor_tables().tables
     for name, measured in (("a100-sxm4-80gb", SUSTAINED_COMPUTE), ("h100-sxm", 1.40)):
         sheet = load_device(name)
         alone = tables[name].compute(sheet.peak("bf16"))
@@ -335,7 +338,7 @@ def test_extrapolated_sizes_stay_inside_the_sheets_bounds():
         assert found["extrapolated"].iloc[:3].all()
         assert (found["time_s"].to_numpy() >= least * (1 - 1e-9))[:3].all(), name
         assert (found["time_s"].to_numpy() <= 100 * least + 1e-3).all(), name
-        wild = replace(model, curves={key: replace(c, curve=c.curve.scaled(1e-6)) for key, c in model.curves.items()})
+        wild = replace(model, curves={key: c.scaled(1e-6) for key, c in model.curves.items()})
         assert wild.predict(operators)["time_s"].to_numpy()[:3] == pytest.approx(least[:3])
 
 

@@ -16,7 +16,8 @@ from oracles.plain_engine import PlainFairShareNetwork
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.costmodel.collectives.model import load_collective_model
 from trioflow.costmodel.features import OperatorModel
-from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model
+from trioflow.costmodel.files import SHIPPED_MODELS
+from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.engine.folding import fold as folding
 from trioflow.engine.folding.fold import TooLargeError, check_division, check_expansion, divide, estimate_bytes
 from trioflow.engine.simulate import SimulationOptions, _simulate, simulate, simulate_interval

@@ -20,7 +20,8 @@ from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
 from trioflow.costmodel.choices import choose_times, load_named_platform
 from trioflow.costmodel.features import OperatorModel
-from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model
+from trioflow.costmodel.files import SHIPPED_MODELS
+from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan, read_plan, read_stages, vary_plan
 from trioflow.parallel.programs.builder import ProgramBuilder

@@ -22,13 +22,7 @@ from trioflow.costmodel.features import Floats, OperatorModel, RowModel, looks_a
 from trioflow.costmodel.new_gpu.carry import derive_operator_model, load_new_gpu_model, new_gpu_interval, retime_trace
 from trioflow.costmodel.operators.methods import make_unfitted_model
 from trioflow.costmodel.operators.model import OperatorCostModel
-from trioflow.costmodel.operators.precision import (
-    VERSIONS,
-    class_precision,
-    in_precision,
-    shipped_attention,
-    shipped_tensor_products,
-)
+from trioflow.costmodel.operators.precision import VERSIONS, class_precision, in_precision, load_tensor_tables
 from trioflow.costmodel.overrides import Overrides, apply_overrides, override_trace
 from trioflow.costmodel.uncertainty import WIDEST_FACTOR, combine_intervals
 from trioflow.hardware.machine import (
@@ -445,7 +439,8 @@ def choose_operator_model(
 @cache
 def measured_chips() -> frozenset[str]:
     """Return the chips of GPUs of which any operator was measured: what models and rules that ship are fitted to."""
-    tables = (shipped_tensor_products(), shipped_attention(), load_new_gpu_model().facts["devices"])
+    half = load_tensor_tables()
+    tables = (half.tables, half.attention, load_new_gpu_model().facts["devices"])
     return frozenset(load_device(name).chip for name in chain(*tables))
 
 

@@ -11,10 +11,9 @@ that is left to take off.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -67,12 +66,23 @@ ASSUMED_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
-class Band:
-    """Quantiles of the logarithm of recorded over predicted time."""
+class Interval:
+    """80 % of the logarithms of measured over predicted time."""
 
-    low_log: float  # Ends of the 80 % interval; not above and not below 0
+    low_log: float  # Ends of the interval; not above and not below 0
     high_log: float
-    residuals: int  # How many residuals they come from
+    residuals: int  # How many residuals they come from; 0 for an assumption
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Factors of the interval's ends."""
+        return math.exp(self.low_log), math.exp(self.high_log)
+
+
+@dataclass(frozen=True)
+class Band(Interval):
+    """Quantiles of the logarithm of recorded over predicted time, at some distance from what was recorded."""
+
     # Median absolute logarithm of the ratio between the two sizes' predictions, for rescaling; 0
     # otherwise. The band widens and narrows in proportion with it.
     distance: float = 0.0
@@ -110,10 +120,6 @@ class StepBand:
         if distance is not None and self.distance > 0:
             half *= max(abs(distance), NEAREST_DISTANCE) / self.distance
         return min(half, math.log(WIDEST_FACTOR))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

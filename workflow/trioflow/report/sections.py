@@ -549,7 +549,7 @@ def render_collectives(inputs: ReportInputs) -> str:
     ]
     rows = []
     for (collective, ranks), curve in sorted(model.curves.items()):
-        line = curve.alpha_beta_errors()
+        line = curve.alpha_beta_errors
         worst = float(line[np.argmax(np.abs(line))])
         width = float(np.mean(curve.high_factor - curve.low_factor))
         beta = curve.beta_s_per_byte

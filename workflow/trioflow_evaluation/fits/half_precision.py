@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import pandas as pd
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import write_json
 from trioflow.costmodel.features import FEATURES, Floats
+from trioflow.costmodel.files import to_json
 from trioflow.costmodel.operators.curves import (
     NO_TILES,
     SHORTEST_S,
@@ -32,6 +33,7 @@ from trioflow.costmodel.operators.precision import (
     AttentionTable,
     ExpertBand,
     ProductTable,
+    TensorTables,
     attention_terms,
 )
 from trioflow.costmodel.operators.products import PRODUCTS, work_matrix
@@ -378,33 +380,13 @@ def build_tensor_products(data_folder: str | Path, path: str | Path = SHIPPED_FI
     products = fit_tensor_products(data_folder)
     experts = judge_experts(data_folder, {name: one.predict for name, one in products.items()})
     scaled = fit_scaled_products(data_folder, products)
-    save_tensor_products(products, path, fit_attention(data_folder), experts, scaled)
+    save_tensor_tables(TensorTables(products, fit_attention(data_folder), experts, scaled), path)
     return Path(path)
 
 
-def save_tensor_products(
-    tables: Mapping[str, ProductTable],
-    path: str | Path,
-    attention: Mapping[str, AttentionTable] | None = None,
-    experts: Mapping[str, ExpertBand] | None = None,
-    scaled: Mapping[str, Mapping[str, ProductTable]] | None = None,
-) -> None:
+def save_tensor_tables(tables: TensorTables, path: str | Path) -> None:
     """Write tables as JSON; equal tables give equal bytes."""
-    write_json(
-        path,
-        {
-            "kind": KIND,
-            "format": FORMAT,
-            "basis": "weight shapes left out",
-            "tables": {name: asdict(tables[name]) for name in sorted(tables)},
-            "attention": {name: asdict(one) for name, one in sorted((attention or {}).items())},
-            "experts": {name: asdict(one) for name, one in sorted((experts or {}).items())},
-            "scaled": {
-                kind: {name: asdict(one) for name, one in sorted(held.items())}
-                for kind, held in sorted((scaled or {}).items())
-            },
-        },
-    )
+    write_json(path, {"kind": KIND, "format": FORMAT, "basis": "weight shapes left out", **to_json(tables)})
 
 
 _DEPTHS = (64.0, 128.0, 256.0)

@@ -30,8 +30,9 @@ from trioflow.costmodel.choices import Collectives, find_collectives, load_colle
 from trioflow.costmodel.collectives.platform import PlatformCollectives
 from trioflow.costmodel.device_times import DeviceTimes, prepare_device_times
 from trioflow.costmodel.features import Floats, OperatorModel, RowModel, class_of_name
+from trioflow.costmodel.files import SHIPPED_MODELS
 from trioflow.costmodel.operators.methods import DeviceData, fit_device_data
-from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model
+from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.costmodel.uncertainty import NONE as UNANCHORED
 from trioflow.costmodel.uncertainty import RATIO, anchor_step
 from trioflow.hardware.machine import Device, DeviceSheet, Platform, find_device, load_device

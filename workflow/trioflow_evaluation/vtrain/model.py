@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from trioflow.costmodel.features import Floats
-from trioflow.costmodel.operators.precision import shipped_tensor_products
+from trioflow.costmodel.operators.precision import load_tensor_tables
 from trioflow.engine.program import Ints
 from trioflow.engine.result import DrawnGraph
 from trioflow.hardware.machine import DeviceSheet, load_device
@@ -164,7 +164,7 @@ def list_parameters(sheet: DeviceSheet | None = None) -> tuple[Parameter, ...]:
     """Return the ten parameters, in the order of a vector of their values."""
     sheet = load_device(DEVICE) if sheet is None else sheet
     peak, memory = sheet.peak("fp16"), sheet.memory_bandwidth_bytes_per_s
-    table = shipped_tensor_products()[DEVICE]
+    table = load_tensor_tables().tables[DEVICE]
     fastest = 1.0 / table.curve.coefficients[1] / peak  # of the table's slope over FLOPs
     return (
         Parameter("product_time", "1", "time of GEMMs over the shipped table's", 1.0, fastest, 3.0),
@@ -258,7 +258,7 @@ class StepModel:
         """Count the work of some rows and look up their all-reduces."""
         rows = rows.reset_index(drop=True)
         shapes, shape_of = index_shapes(rows)
-        work = tabulate_work(shapes, shipped_tensor_products()[DEVICE])
+        work = tabulate_work(shapes, load_tensor_tables().tables[DEVICE])
         reduce_s = np.array([reduces.predict(s.tensor, np.array([s.activation_bytes]))[0] for s in shapes])
         parameters = count_parameters(rows)
         gradient_s = np.zeros_like(parameters)

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from trioflow.costmodel.collectives.platform import load_platform_collectives
 from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model, shipped_operator_models
+from trioflow.costmodel.files import SHIPPED_MODELS
+from trioflow.costmodel.operators.model import load_operator_model, shipped_operator_models
 from trioflow.hardware.platform import load_platform
 from trioflow.report.attribution import CHANGES, ScaledCollectives, Settings, explain_cases
 from trioflow.trace.store import Trace, load_trace

@@ -9,7 +9,7 @@ import pytest
 from trioflow import tables
 from trioflow.base.errors import TableError
 from trioflow.costmodel.collectives.model import CollectiveTime
-from trioflow.costmodel.operators.precision import shipped_tensor_products
+from trioflow.costmodel.operators.precision import load_tensor_tables
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Link, Platform, name_rank_node
 from trioflow.parallel.schedules.build import build_schedule
@@ -404,7 +404,7 @@ def test_the_vocabulary_is_filled_up_on_every_rank() -> None:
 
 
 def test_products_take_longer_with_more_samples() -> None:
-    table = shipped_tensor_products()[DEVICE]
+    table = load_tensor_tables().tables[DEVICE]
     shapes = [SHAPE, replace(SHAPE, micro_batch=4)]
     work = tabulate_work(shapes, table)
     block = PARTS.index("block_forward")

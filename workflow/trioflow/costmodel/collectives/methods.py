@@ -5,7 +5,7 @@ How far predicted collectives miss what they were not fitted to, by how far away
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +25,7 @@ from trioflow.costmodel.collectives.model import (
 from trioflow.costmodel.collectives.nccl import Calibration, NcclMachine, calibrate, choose, load_constants
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.operators.curves import choose_least, rounded, solve_nonnegative
+from trioflow.costmodel.uncertainty import Interval
 
 METHODS = ("measured", "nccl", "alpha-beta", "one-bandwidth")
 SHAPES = ("linear", "nccl", "both")
@@ -110,17 +111,28 @@ def fit_one_bandwidth(points: pd.DataFrame) -> OneBandwidth:
 
 
 @dataclass(frozen=True)
+class Line:
+    """Latency of a step and slope over bytes on the wire."""
+
+    alpha_s: float
+    beta_s_per_byte: float
+
+
+@dataclass(frozen=True)
 class AlphaBeta:
     """Steps times a latency plus wire bytes times a slope, for each operation."""
 
-    lines: Mapping[tuple[str, str], tuple[float, float]]  # Latency of a step [s] and slope [s/byte]
+    lines: Mapping[tuple[str, str], Line]
 
     def predict(self, key: Key, sizes: Floats) -> Floats:
         """Follow the line of the operation, or of its relative."""
         collective, ranks, nodes = key
         known = {(name, 2, 1 if where == "within" else 2): 0 for name, where in self.lines}
-        alpha_s, beta = self.lines[_find_relative(collective, nodes, known), place(nodes)]
-        return count_steps(collective, ranks) * alpha_s + wire_factor(collective, ranks) * beta * sizes
+        line = self.lines[_find_relative(collective, nodes, known), place(nodes)]
+        return (
+            count_steps(collective, ranks) * line.alpha_s
+            + wire_factor(collective, ranks) * line.beta_s_per_byte * sizes
+        )
 
 
 def place(nodes: int) -> str:
@@ -139,7 +151,7 @@ def fit_alpha_beta(points: pd.DataFrame) -> AlphaBeta:
         scale = columns.max(axis=0)
         relative = columns / scale / rows["time_s"].to_numpy()[:, None]
         line = solve_nonnegative(relative, np.ones(len(rows)))[0]
-        lines[name, "between" if between else "within"] = (float(line[0] / scale[0]), float(line[1] / scale[1]))
+        lines[name, "between" if between else "within"] = Line(float(line[0] / scale[0]), float(line[1] / scale[1]))
     return AlphaBeta(lines)
 
 
@@ -279,15 +291,6 @@ Ways = Mapping[str, Method]
 Fit = Callable[[pd.DataFrame], Ways]
 
 
-@dataclass(frozen=True)
-class Band:
-    """Interval of the logarithm of measured over predicted time."""
-
-    low_log: float  # Ends of the 80 % interval, not above and not below 0
-    high_log: float
-    residuals: int  # How many held-out residuals they come from; 0 for an assumption
-
-
 _NEARER: Mapping[str, tuple[str, ...]] = {
     AT: (),
     SIZE: (AT,),
@@ -298,11 +301,11 @@ _NEARER: Mapping[str, tuple[str, ...]] = {
 }
 """Situations nearer to what was measured than another."""
 
-ASSUMED = Band(-math.log(UNCALIBRATED_FACTOR), math.log(UNCALIBRATED_FACTOR), 0)
+ASSUMED = Interval(-math.log(UNCALIBRATED_FACTOR), math.log(UNCALIBRATED_FACTOR), 0)
 _BAND_DIGITS = 9
 BandKey = tuple[str, str, str]
 """Situation, ``within`` or ``between`` nodes, ``small`` or ``large``."""
-Bands = Mapping[BandKey, Band]
+Bands = Mapping[BandKey, Interval]
 
 
 def size_class(size: float) -> str:
@@ -310,7 +313,7 @@ def size_class(size: float) -> str:
     return "large" if size >= LARGE_BYTES else "small"
 
 
-def conformal_band(residuals: Floats) -> Band:
+def conformal_band(residuals: Floats) -> Interval:
     """Return the split-conformal interval of residuals, half of the misses on each side.
 
     Source: V. Vovk, A. Gammerman, G. Shafer, Algorithmic Learning in a Random World, Springer 2005:
@@ -322,7 +325,7 @@ def conformal_band(residuals: Floats) -> Band:
     # The formulas' factors and their logarithms carry three digits less than the times.
     high = rounded(values[min(rank, count) - 1], _BAND_DIGITS)
     low = rounded(values[max(count - rank, 0)], _BAND_DIGITS)
-    return Band(max(min(low, 0.0), -_WIDEST_LOG), min(max(high, 0.0), _WIDEST_LOG), count)
+    return Interval(max(min(low, 0.0), -_WIDEST_LOG), min(max(high, 0.0), _WIDEST_LOG), count)
 
 
 class _Residuals:
@@ -357,7 +360,7 @@ class _Residuals:
 
 def fit_bands(
     points: pd.DataFrame, samples: pd.DataFrame, fit: Fit, names: Iterable[str], situations: Iterable[str] = SITUATIONS
-) -> dict[str, dict[BandKey, Band]]:
+) -> dict[str, dict[BandKey, Interval]]:
     """Return the bands of every method (of some ``SITUATIONS``), from points that it did not see.
 
     At a measured message the samples' repeats give the band.
@@ -467,7 +470,7 @@ def _leave_operations(points: pd.DataFrame) -> Iterator[LeftOut]:
         )
 
 
-def find_band(bands: Bands, situation: str, nodes: int, size: float) -> Band:
+def find_band(bands: Bands, situation: str, nodes: int, size: float) -> Interval:
     """Return the band of a situation, or of the next wider one where too little was left out.
 
     A prediction further from the measurements is never more certain than a nearer one. An operation
@@ -482,22 +485,7 @@ def find_band(bands: Bands, situation: str, nodes: int, size: float) -> Band:
             chain = [bands[n, *at] for n in (*_NEARER[name], name) if (n, *at) in bands]
             if name == OPERATION:
                 chain.insert(0, ASSUMED)
-            return Band(min(band.low_log for band in chain), max(band.high_log for band in chain), chain[-1].residuals)
+            return Interval(
+                min(band.low_log for band in chain), max(band.high_log for band in chain), chain[-1].residuals
+            )
     return ASSUMED
-
-
-def bands_to_json(bands: Bands) -> list[dict[str, Any]]:
-    """Return the bands as plain values, in order."""
-    return [
-        {"situation": key[0], "place": key[1], "sizes": key[2], **asdict(band)} for key, band in sorted(bands.items())
-    ]
-
-
-def bands_from_json(content: Iterable[Mapping[str, Any]]) -> dict[BandKey, Band]:
-    """Read what :func:`bands_to_json` gave."""
-    return {
-        (str(e["situation"]), str(e["place"]), str(e["sizes"])): Band(
-            float(e["low_log"]), float(e["high_log"]), int(e["residuals"])
-        )
-        for e in content
-    }

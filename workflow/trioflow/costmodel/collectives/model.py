@@ -24,8 +24,8 @@ from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import read_json, stamp, write_json
 from trioflow.base.units import NS_PER_S, ns_to_s
 from trioflow.costmodel.features import Floats
+from trioflow.costmodel.files import SHIPPED_MODELS, from_json, read_content, rows_from_json, rows_to_json
 from trioflow.costmodel.operators.curves import choose_least, rounded, solve, solve_nonnegative
-from trioflow.costmodel.operators.model import SHIPPED_MODELS, read_content
 from trioflow.costmodel.uncertainty import COVERAGE, WIDEST_FACTOR
 from trioflow.tables import COLLECTIVE_SAMPLES, LOST_NS
 
@@ -36,8 +36,6 @@ SAMPLE_COLUMNS = (*tables.COLLECTIVE_SAMPLES.names, "nodes", "dataset")
 """Of samples that others measured."""
 UNKNOWN_VERSION = "NCCL of unknown version"
 """Library of samples that do not say."""
-COLUMNS = ("message_bytes", "median_s", "time_s", "low_factor", "high_factor", "repeats")
-"""Of a curve's file, an entry a size."""
 
 _WIDEST_LOG = math.log(WIDEST_FACTOR)
 LINE = "alpha_beta"
@@ -45,14 +43,27 @@ LINE = "alpha_beta"
 
 
 @dataclass(frozen=True)
-class MessageCurve:
-    """Times over sizes, with what is known of their spread."""
+class SizeCurve:
+    """Times of messages over their sizes; ValueError where it is none."""
 
     message_bytes: Floats  # Measured sizes [bytes], ascending
-    median_s: Floats  # Median of the repeats of each size [s], as measured
-    # The medians made monotone [s]: pool-adjacent-violators on their logarithms, every size with
-    # the same weight. A size out of order shares the mean of its neighbours.
+    # Medians of the repeats made monotone [s]: pool-adjacent-violators on their logarithms, every size
+    # with the same weight. A size out of order shares the mean of its neighbours.
     time_s: Floats
+
+    def __post_init__(self) -> None:
+        sizes, times = self.message_bytes, self.time_s
+        if len(sizes) != len(times) or not len(sizes):
+            raise ValueError("columns of a curve differ in length or are empty")
+        if np.any(np.diff(sizes) <= 0) or np.any(np.diff(times) < 0) or not 0 < times[0] <= times[-1] < math.inf:
+            raise ValueError("sizes or times of a curve are not ascending, or no positive numbers")
+
+
+@dataclass(frozen=True)
+class MessageCurve(SizeCurve):
+    """Times over sizes, with what is known of their spread."""
+
+    median_s: Floats  # Median of the repeats of each size [s], as measured
     low_factor: Floats  # 80 % of the repeats of each size over their median
     high_factor: Floats
     repeats: Floats  # Samples of each size
@@ -61,6 +72,17 @@ class MessageCurve:
     # Root mean square of the logarithmic errors at left-out interior sizes, as a factor of at least
     # 1; 1 where no size could be left out.
     miss_factor: float = 1.0
+    # Relative errors of the single line at every size, and by method at left-out sizes; None at the ends.
+    alpha_beta_errors: Floats = field(default_factory=lambda: np.zeros(0))
+    left_out_errors: Mapping[str, list[float | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        columns = [self.median_s, self.low_factor, self.high_factor, self.repeats]
+        if {len(one) for one in columns} != {len(self.time_s)}:
+            raise ValueError("columns of a curve differ in length or are empty")
+        if not (np.all(np.isfinite(columns)) and np.all(self.median_s > 0)):
+            raise ValueError("a value of a curve is not a number, or a time is not positive")
 
     def predict(self, size: float, interpolation: str) -> tuple[float, float, float, str]:
         """Return time, low and high end [s], and the confidence, of one message [bytes].
@@ -68,7 +90,7 @@ class MessageCurve:
         Beyond the sizes it is extrapolated: below, the smallest time; above, the last slope, the
         interval wider by the miss factor for every doubling.
         """
-        time_s = _interpolate(self.message_bytes, self.time_s, size, interpolation)
+        time_s = interpolate_time(self.message_bytes, self.time_s, size, interpolation)
         position = int(np.searchsorted(self.message_bytes, size))
         last = len(self.message_bytes) - 1
         if position <= last and self.message_bytes[position] == size:
@@ -86,52 +108,6 @@ class MessageCurve:
         high = min(math.hypot(math.log(max(self.high_factor[neighbours])), miss), _WIDEST_LOG)
         return time_s, time_s * math.exp(-low), time_s * math.exp(high), confidence
 
-    def with_residuals(self, interpolation: str) -> MessageCurve:
-        """Return the curve with the miss factor of the chosen interpolation."""
-        errors = left_out_errors(self, interpolation)[1:-1]
-        if not len(errors):
-            return self
-        logs = np.log1p(errors)
-        return replace(self, miss_factor=math.exp(math.sqrt(float(np.mean(logs**2)))))
-
-    def alpha_beta_errors(self) -> Floats:
-        """Return the relative error of the single line at every measured size."""
-        line = self.alpha_s + self.beta_s_per_byte * self.message_bytes
-        return np.asarray(line / self.median_s - 1.0)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the curve as plain values, left-out and alpha-beta residuals with it."""
-        return {
-            **{name: getattr(self, name).tolist() for name in COLUMNS},
-            "alpha_s": self.alpha_s,
-            "beta_s_per_byte": self.beta_s_per_byte,
-            "miss_factor": self.miss_factor,
-            "alpha_beta_errors": self.alpha_beta_errors().tolist(),
-            "left_out_errors": {
-                name: [None if math.isnan(e) else e for e in left_out_errors(self, name).tolist()]
-                for name in (*INTERPOLATIONS, LINE)
-            },
-        }
-
-
-def curve_from_json(content: Mapping[str, Any]) -> MessageCurve:
-    """Read ``MessageCurve.to_json``; KeyError, TypeError or ValueError where it is damaged."""
-    columns = {name: np.asarray(content[name], np.float64) for name in COLUMNS}
-    if len({len(values) for values in columns.values()}) != 1 or not len(columns["time_s"]):
-        raise ValueError("columns of a curve differ in length or are empty")
-    if np.any(np.diff(columns["message_bytes"]) <= 0) or np.any(np.diff(columns["time_s"]) < 0):
-        raise ValueError("sizes or times of a curve are not ascending")
-    if not all(np.all(np.isfinite(values)) for values in columns.values()):
-        raise ValueError("a value of a curve is not a number")
-    if np.any(columns["time_s"] <= 0) or np.any(columns["median_s"] <= 0):
-        raise ValueError("a time of a curve is not positive")
-    return MessageCurve(
-        **columns,
-        alpha_s=float(content["alpha_s"]),
-        beta_s_per_byte=float(content["beta_s_per_byte"]),
-        miss_factor=float(content["miss_factor"]),
-    )
-
 
 def fit_message_curve(sizes_bytes: Floats, times_ns: Floats) -> MessageCurve:
     """Reduce samples, one entry each in bytes and ns (positive), to a monotone curve.
@@ -147,6 +123,7 @@ def fit_message_curve(sizes_bytes: Floats, times_ns: Floats) -> MessageCurve:
     medians = np.array([float(np.median(group)) for group in groups])
     quantiles = np.array([np.quantile(group, COVERAGE) for group in groups])
     alpha_s, beta_s_per_byte = _fit_line(sizes, medians)
+    methods = (*INTERPOLATIONS, LINE)
     return MessageCurve(
         message_bytes=sizes,
         median_s=medians,
@@ -156,6 +133,8 @@ def fit_message_curve(sizes_bytes: Floats, times_ns: Floats) -> MessageCurve:
         repeats=np.array([float(len(group)) for group in groups]),
         alpha_s=alpha_s,
         beta_s_per_byte=beta_s_per_byte,
+        alpha_beta_errors=(alpha_s + beta_s_per_byte * sizes) / medians - 1.0,
+        left_out_errors={method: _leave_sizes_out(sizes, medians, method) for method in methods},
     )
 
 
@@ -176,23 +155,22 @@ def _monotone(times_s: Floats) -> Floats:
     return np.asarray(np.exp(isotonic_regression(np.log(times_s)).x), np.float64)
 
 
-def left_out_errors(curve: MessageCurve, method: str) -> Floats:
-    """Return the relative error at every size but the ends (NaN), predicted from the other sizes' medians."""
-    errors = np.full(len(curve.message_bytes), np.nan)
+def _leave_sizes_out(sizes: Floats, medians_s: Floats, method: str) -> list[float | None]:
+    """Return the relative error at every size, predicted from the other sizes' medians; None at the ends."""
+    errors: list[float | None] = [None] * len(sizes)
     for position in range(1, len(errors) - 1):
-        sizes = np.delete(curve.message_bytes, position)
-        medians = np.delete(curve.median_s, position)
-        size = float(curve.message_bytes[position])
+        others, known_s = np.delete(sizes, position), np.delete(medians_s, position)
+        size = float(sizes[position])
         if method == LINE:
-            alpha_s, beta_s_per_byte = _fit_line(sizes, medians)
+            alpha_s, beta_s_per_byte = _fit_line(others, known_s)
             predicted_s = alpha_s + beta_s_per_byte * size
         else:
-            predicted_s = _interpolate(sizes, _monotone(medians), size, method)
-        errors[position] = predicted_s / curve.median_s[position] - 1.0
+            predicted_s = interpolate_time(others, _monotone(known_s), size, method)
+        errors[position] = float(predicted_s / medians_s[position] - 1.0)
     return errors
 
 
-def _interpolate(sizes: Floats, times: Floats, size: float, interpolation: str) -> float:
+def interpolate_time(sizes: Floats, times: Floats, size: float, interpolation: str) -> float:
     """Return the time [s] of one size [bytes]; flat below, the last slope above."""
     last = len(sizes) - 1
     position = int(np.searchsorted(sizes, size))
@@ -232,11 +210,9 @@ Key = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Times of one collective over message sizes."""
+class Curve(SizeCurve):
+    """Times of one collective of some ranks, and where they come from."""
 
-    message_bytes: Floats  # Sizes [bytes], ascending
-    time_s: Floats  # Ascending times [s]
     library: str
     dataset: str
     samples: int  # How many samples it stands for
@@ -475,9 +451,7 @@ class CollectiveCostModel:
                 "library": self.library,
                 "interpolation": self.interpolation,
                 "comparison": dict(self.comparison),
-                "curves": [
-                    {"collective": key[0], "ranks": key[1], **self.curves[key].to_json()} for key in sorted(self.curves)
-                ],
+                "curves": rows_to_json(self.curves, ("collective", "ranks")),
                 "provenance": stamp(inputs, platform=self.platform, library=self.library),
             },
         )
@@ -497,26 +471,29 @@ def fit_collective_model(samples: pd.DataFrame) -> CollectiveCostModel:
         curves[str(collective), int(ranks)] = fit_message_curve(
             rows["message_bytes"].to_numpy(np.float64), rows["time_ns"].to_numpy(np.float64)
         )
-    comparison: dict[str, float | None] = {}
-    for method in (*INTERPOLATIONS, LINE):
-        misses = [left_out_errors(curve, method)[1:-1] for curve in curves.values()]
-        name = f"{LINE}_left_out" if method == LINE else method
-        comparison[name] = _mean_absolute(np.concatenate(misses))
-    lines = [curve.alpha_beta_errors() for curve in curves.values()]
-    comparison[LINE] = _mean_absolute(np.concatenate(lines))
+    methods = (*INTERPOLATIONS, LINE)
+    left_out = {method: [_known(curve, method) for curve in curves.values()] for method in methods}
+    left_out[f"{LINE}_left_out"] = left_out.pop(LINE)
+    left_out[LINE] = [curve.alpha_beta_errors for curve in curves.values()]
+    joined = {name: np.concatenate(errors) for name, errors in left_out.items()}
+    comparison = {name: float(np.mean(np.abs(one))) if len(one) else None for name, one in joined.items()}
     chosen = INTERPOLATIONS[choose_least([comparison[name] or 0.0 for name in INTERPOLATIONS])]
+    for key, curve in curves.items():
+        if len(errors := _known(curve, chosen)):
+            miss = math.sqrt(float(np.mean(np.log1p(errors) ** 2)))
+            curves[key] = replace(curve, miss_factor=math.exp(miss))
     return CollectiveCostModel(
         platform=str(samples["platform"].iloc[0]),
         library=str(samples["library"].iloc[0]),
         interpolation=chosen,
-        curves={key: curve.with_residuals(chosen) for key, curve in curves.items()},
+        curves=curves,
         comparison=comparison,
     )
 
 
-def _mean_absolute(errors: Floats) -> float | None:
-    errors = errors[np.isfinite(errors)]
-    return float(np.mean(np.abs(errors))) if len(errors) else None
+def _known(curve: MessageCurve, method: str) -> Floats:
+    """Return the errors of a method at a curve's left-out sizes."""
+    return np.array([error for error in curve.left_out_errors[method] if error is not None], np.float64)
 
 
 def _check_samples(samples: pd.DataFrame) -> None:
@@ -557,10 +534,8 @@ def _model_from_json(content: dict[str, Any]) -> CollectiveCostModel:
         platform=str(content["platform"]),
         library=str(content["library"]),
         interpolation=str(content["interpolation"]),
-        curves={(str(entry["collective"]), int(entry["ranks"])): curve_from_json(entry) for entry in content["curves"]},
-        comparison={
-            str(name): None if error is None else float(error) for name, error in content["comparison"].items()
-        },
+        curves=rows_from_json(content["curves"], ("collective", "ranks"), MessageCurve),
+        comparison=from_json(content["comparison"], dict[str, float | None]),
     )
 
 
@@ -608,11 +583,4 @@ def find_between_nodes(name: str) -> BetweenNodes | None:
     path = SHIPPED_MODELS / name / NODES_FILE
     if not path.exists():
         return None
-    content: dict[str, Any] = read_json(path)
-    curves = {
-        str(key): NodeCurve(**{part: tuple(values) for part, values in entry.items()})
-        for key, entry in content["curves"].items()
-    }
-    return BetweenNodes(
-        str(content["platform"]), int(content["ranks_per_node"]), float(content["message_bytes"]), curves
-    )
+    return from_json(read_json(path), BetweenNodes)

@@ -20,7 +20,7 @@ from trioflow.costmodel.features import Floats
 from trioflow.costmodel.operators.curves import choose_least
 
 _CONSTANTS = PACKAGE / "data" / "nccl_constants.json"
-_PROTOCOLS = ("ll", "ll128", "simple")
+PROTOCOLS = ("ll", "ll128", "simple")
 _POINT_TO_POINT = ("send", "all_to_all", "scatter", "gather")
 """NCCL makes these of grouped sends and receives, for which it chooses no algorithm."""
 _US, _GB = 1e-6, 1e9
@@ -44,7 +44,7 @@ class Choices:
     """What NCCL would choose for some messages, and the parts of its time."""
 
     algorithm: list[str]  # ``ring``, ``tree``, ``nvls`` or ``p2p``, one entry a message
-    protocol: np.ndarray[Any, np.dtype[np.int64]]  # Index into ``_PROTOCOLS``
+    protocol: np.ndarray[Any, np.dtype[np.int64]]  # Index into ``PROTOCOLS``
     base_s: Floats  # Fixed part, part of the hops, part of the bytes [s]
     hop_s: Floats
     wire_s: Floats
@@ -110,7 +110,7 @@ def _replace(constants: dict[str, Any], path: str, value: float) -> None:
     for folder in folders:
         place = place[folder]
     if isinstance(place, list):
-        place[_PROTOCOLS.index(last) if last in _PROTOCOLS else int(last)] = value
+        place[PROTOCOLS.index(last) if last in PROTOCOLS else int(last)] = value
     else:
         place[last] = value
 
@@ -136,7 +136,7 @@ def _list_options(
     steps = _count_ring_steps(collective, ranks)
     between = 0 if nodes == 1 else (2 if collective == "all_reduce" else 1) * (nodes - 1)
     options = []
-    for protocol in range(len(_PROTOCOLS)):
+    for protocol in range(len(PROTOCOLS)):
         overhead = constants["network_overhead_us"]
         overhead *= constants["network_overhead_simple_factor"] if protocol == 2 else 1.0
         rate = bus
@@ -255,7 +255,7 @@ _TOLERANCE = 1e-14
 """Relative change of loss and factors at which the search ends."""
 _DIGITS = 9
 """Decimal places of a fitted factor's logarithm."""
-_PARTS = 3
+PARTS = 3
 
 
 @dataclass(frozen=True)
@@ -263,16 +263,17 @@ class Calibration:
     """Factors of one operation on one platform."""
 
     # Logarithms: fixed part, hops, bandwidth, each for LL, LL128, Simple.
-    scales: tuple[float, ...] = (0.0,) * (_PARTS * len(_PROTOCOLS))
+    scales: tuple[float, ...] = (0.0,) * (PARTS * len(PROTOCOLS))
     in_switch_scale: float = 1.0  # As in :func:`nccl.choose`
 
     def apply(self, choices: Choices) -> Floats:
         """Return the times [s] of chosen messages."""
-        return np.asarray(_scale(np.asarray(self.scales), choices), np.float64)
+        return np.asarray(scale_choices(np.asarray(self.scales), choices), np.float64)
 
 
-def _scale(scales: Any, choices: Choices) -> Any:
-    factors = np.exp(scales.reshape(_PARTS, len(_PROTOCOLS)))[:, choices.protocol]
+def scale_choices(scales: Any, choices: Choices) -> Any:
+    """Return the times [s] of choices, each part times the factor whose logarithm is given."""
+    factors = np.exp(scales.reshape(PARTS, len(PROTOCOLS)))[:, choices.protocol]
     return choices.base_s * factors[0] + choices.hop_s * factors[1] + choices.wire_s / factors[2]
 
 
@@ -286,7 +287,7 @@ def choose_rows(
     """Return the choices of a table's messages: ``ranks``, ``nodes``, ``message_bytes`` [bytes]."""
     algorithm = np.empty(len(rows), object)
     protocol = np.zeros(len(rows), np.int64)
-    parts = np.zeros((_PARTS, len(rows)))
+    parts = np.zeros((PARTS, len(rows)))
     ranks, nodes = rows["ranks"].to_numpy(), rows["nodes"].to_numpy()
     sizes = rows["message_bytes"].to_numpy(np.float64)
     for group in sorted(set(zip(ranks.tolist(), nodes.tolist(), strict=True))):
@@ -313,11 +314,11 @@ def calibrate(collective: str, rows: pd.DataFrame, machine: NcclMachine, constan
         choices = choose_rows(collective, rows, machine, constants, in_switch_scale)
 
         def misses(scales: Any, choices: Choices = choices) -> Any:
-            return np.concatenate([np.log(_scale(scales, choices)) - target, _PULL * scales])
+            return np.concatenate([np.log(scale_choices(scales, choices)) - target, _PULL * scales])
 
         found = least_squares(
             misses,
-            np.zeros(_PARTS * len(_PROTOCOLS)),
+            np.zeros(PARTS * len(PROTOCOLS)),
             jac="cs",  # exact: the step along the imaginary axis loses no digit
             loss="soft_l1",
             f_scale=_OUTLIER_LOG,

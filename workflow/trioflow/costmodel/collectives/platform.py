@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,11 @@ from trioflow.costmodel.collectives.methods import (
     SIZE_BEYOND,
     AlphaBeta,
     Bands,
+    Line,
     Measured,
     Method,
     Nccl,
     OneBandwidth,
-    bands_from_json,
-    bands_to_json,
     choose_shape,
     find_band,
     fit_alpha_beta,
@@ -50,10 +49,12 @@ from trioflow.costmodel.collectives.model import (
 )
 from trioflow.costmodel.collectives.nccl import Calibration, NcclMachine
 from trioflow.costmodel.features import Floats
-from trioflow.costmodel.operators.model import read_content
-from trioflow.costmodel.uncertainty import WIDEST_FACTOR
+from trioflow.costmodel.files import from_json, read_content, rows_from_json, rows_to_json, to_json
+from trioflow.costmodel.uncertainty import WIDEST_FACTOR, Interval
 
 KIND = "platform_collectives"
+GROUP, PLACE, SITUATION = ("collective", "ranks", "nodes"), ("collective", "place"), ("situation", "place", "sizes")
+"""Parts of the keys in a file's rows."""
 FORMAT = 1
 _GRID_PER_DOUBLING = 8
 """Sizes between which an answer is a straight line, so that larger never takes less time."""
@@ -172,31 +173,13 @@ class PlatformCollectives:
                 "library": self.library,
                 "method": self.method,
                 "notes": self.notes,
-                "machine": asdict(self.machine),
+                "machine": to_json(self.machine),
                 "shape": measured.shape,
-                "one_bandwidth": asdict(one),
-                "alpha_beta": [
-                    {"collective": k[0], "place": k[1], "alpha_s": v[0], "beta_s_per_byte": v[1]}
-                    for k, v in sorted(lines.lines.items())
-                ],
-                "calibrations": [
-                    {"collective": k[0], "place": k[1], **asdict(v)}
-                    for k, v in sorted(measured.form.calibrations.items())
-                ],
-                "curves": [
-                    {
-                        "collective": key[0],
-                        "ranks": key[1],
-                        "nodes": key[2],
-                        "library": curve.library,
-                        "dataset": curve.dataset,
-                        "samples": curve.samples,
-                        "message_bytes": curve.message_bytes.tolist(),
-                        "time_s": curve.time_s.tolist(),
-                    }
-                    for key, curve in sorted(self.curves.items())
-                ],
-                "bands": {name: bands_to_json(self.bands[name]) for name in sorted(self.bands)},
+                "one_bandwidth": to_json(one),
+                "alpha_beta": rows_to_json(lines.lines, PLACE),
+                "calibrations": rows_to_json(measured.form.calibrations, PLACE),
+                "curves": rows_to_json(self.curves, GROUP),
+                "bands": {name: rows_to_json(bands, SITUATION) for name, bands in self.bands.items()},
                 "provenance": dict(self.provenance),
             },
         )
@@ -270,28 +253,14 @@ def _platform_from_json(content: dict[str, Any]) -> PlatformCollectives:
     if content["shape"] not in SHAPES or content["method"] not in METHODS:
         raise ValueError(f"shape {content['shape']!r}, method {content['method']!r}")
     library = str(content["library"])
-    machine = NcclMachine(**content["machine"])
-    form = Nccl(
-        machine,
-        library,
-        {
-            (str(e["collective"]), str(e["place"])): Calibration(
-                tuple(map(float, e["scales"])), float(e["in_switch_scale"])
-            )
-            for e in content["calibrations"]
-        },
-    )
-    curves = {(str(e["collective"]), int(e["ranks"]), int(e["nodes"])): _curve_from_json(e) for e in content["curves"]}
+    machine = from_json(content["machine"], NcclMachine)
+    form = Nccl(machine, library, rows_from_json(content["calibrations"], PLACE, Calibration))
+    curves = rows_from_json(content["curves"], GROUP, Curve)
     ways: dict[str, Method] = {
         "nccl": form,
         "measured": Measured(curves, form, str(content["shape"])),
-        "alpha-beta": AlphaBeta(
-            {
-                (str(e["collective"]), str(e["place"])): (float(e["alpha_s"]), float(e["beta_s_per_byte"]))
-                for e in content["alpha_beta"]
-            }
-        ),
-        "one-bandwidth": OneBandwidth(**content["one_bandwidth"]),
+        "alpha-beta": AlphaBeta(rows_from_json(content["alpha_beta"], PLACE, Line)),
+        "one-bandwidth": from_json(content["one_bandwidth"], OneBandwidth),
     }
     return PlatformCollectives(
         str(content["platform"]),
@@ -299,17 +268,7 @@ def _platform_from_json(content: dict[str, Any]) -> PlatformCollectives:
         str(content["method"]),
         machine,
         ways,
-        {str(name): bands_from_json(rows) for name, rows in content["bands"].items()},
+        {name: rows_from_json(rows, SITUATION, Interval) for name, rows in content["bands"].items()},
         str(content["notes"]),
         dict(content["provenance"]),
     )
-
-
-def _curve_from_json(entry: Mapping[str, Any]) -> Curve:
-    sizes = np.asarray(entry["message_bytes"], np.float64)
-    times = np.asarray(entry["time_s"], np.float64)
-    if len(sizes) != len(times) or not len(sizes):
-        raise ValueError("columns of a curve differ in length or are empty")
-    if np.any(np.diff(sizes) <= 0) or np.any(np.diff(times) < 0) or not np.all(times > 0):
-        raise ValueError("sizes or times of a curve are not ascending")
-    return Curve(sizes, times, str(entry["library"]), str(entry["dataset"]), int(entry["samples"]))

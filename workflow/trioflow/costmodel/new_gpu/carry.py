@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,14 +15,15 @@ import numpy as np
 import pandas as pd
 
 from trioflow.base.errors import InputError, TraceError
-from trioflow.base.provenance import PACKAGE, stamp, write_json
+from trioflow.base.provenance import stamp, write_json
 from trioflow.base.settings import PRECISIONS
 from trioflow.base.units import s_to_ns
 from trioflow.costmodel.features import FEATURES, Floats, RowModel
+from trioflow.costmodel.files import SHIPPED_MODELS, read_content, to_json
 from trioflow.costmodel.new_gpu.rules import DEFAULT_RULE, Exponents, apply_rule, key_of, size_rows
 from trioflow.costmodel.operators.class_curves import ANY, NOTHING_S
-from trioflow.costmodel.operators.model import read_content, rescale_rows, resize_rows, with_times
-from trioflow.costmodel.uncertainty import ASSUMED_FACTOR, StepBand, anchor_step, combine_intervals
+from trioflow.costmodel.operators.model import rescale_rows, resize_rows, with_times
+from trioflow.costmodel.uncertainty import ASSUMED_FACTOR, Interval, StepBand, anchor_step, combine_intervals
 from trioflow.hardware.machine import DeviceSheet, find_device
 from trioflow.trace.facts import NAMES, UNTIMED, Facts
 from trioflow.trace.store import Trace
@@ -30,22 +31,14 @@ from trioflow.trace.store import Trace
 KIND, FORMAT = "new_gpu_model", 3
 _MOST_UNKNOWN = 0.5
 """Share of the time in operators without work that stays as it was traced; more is refused."""
-SHIPPED_FILE = PACKAGE / "data" / "cost_models" / "new-gpu" / "model.json"
+SHIPPED_FILE = SHIPPED_MODELS / "new-gpu" / "model.json"
 
 
 @dataclass(frozen=True)
-class NewGpuBand:
-    """Spread of held-out logarithms of measured over predicted time."""
+class NewGpuBand(Interval):
+    """Spread of held-out logarithms, of operators (``residuals``), or of sums between pairs of chips."""
 
-    low_log: float  # Ends of the 80 % interval, around 0
-    high_log: float
-    residuals: int  # How many residuals (of operators), or pairs of chips (of sums), it comes from
     mean_absolute_error: float | None = None  # Of the held-out predictions
-
-    @property
-    def factors(self) -> tuple[float, float]:
-        """Factors of the interval's ends."""
-        return math.exp(self.low_log), math.exp(self.high_log)
 
 
 ASSUMED = NewGpuBand(-math.log(ASSUMED_FACTOR), math.log(ASSUMED_FACTOR), 0)
@@ -66,45 +59,21 @@ class NewGpuModel:
         """Return the low and high factor of every row by its class."""
         found = self.bands.get(rule, {})
         bands = [found.get(key) or found.get(ANY) or ASSUMED for key in keys]
-        low, high = np.array([band.factors for band in bands]).reshape(-1, 2).T
+        low, high = np.array([band.ends for band in bands]).reshape(-1, 2).T
         return low, high
 
     def step_interval(self, rule: str) -> tuple[float, float]:
         """Return the 80 % interval of a step's compute, relative to its prediction."""
-        return self.steps.get(rule, ASSUMED).factors
+        return self.steps.get(rule, ASSUMED).ends
 
     def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
         """Write the model as JSON; equal models and inputs give equal bytes."""
-        write_json(
-            path,
-            {
-                "kind": KIND,
-                "format": FORMAT,
-                "exponents": {key: asdict(value) for key, value in self.exponents.items()},
-                "bands": {
-                    rule: {key: asdict(band) for key, band in bands.items()} for rule, bands in self.bands.items()
-                },
-                "steps": {rule: asdict(band) for rule, band in self.steps.items()},
-                "resized": None if self.resized is None else self.resized.to_json(),
-                "facts": dict(self.facts),
-                "provenance": stamp(inputs),
-            },
-        )
+        write_json(path, {"kind": KIND, "format": FORMAT, **to_json(self), "provenance": stamp(inputs)})
 
 
 def load_new_gpu_model(path: str | Path = SHIPPED_FILE) -> NewGpuModel:
     """Read a model, by default the shipped one; InputError where it is missing, incomplete or another file."""
-    return read_content(path, KIND, "a new-GPU model", {"format": FORMAT}, _parse)
-
-
-def _parse(content: dict[str, Any]) -> NewGpuModel:
-    return NewGpuModel(
-        {key: Exponents(**entry) for key, entry in content["exponents"].items()},
-        {rule: {key: NewGpuBand(**entry) for key, entry in bands.items()} for rule, bands in content["bands"].items()},
-        {rule: NewGpuBand(**entry) for rule, entry in content["steps"].items()},
-        dict(content["facts"]),
-        None if content["resized"] is None else StepBand(**content["resized"]),
-    )
+    return read_content(path, KIND, "a new-GPU model", {"format": FORMAT}, NewGpuModel)
 
 
 def shortest_time_s(operators: pd.DataFrame) -> float:

@@ -224,12 +224,10 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class ClassCurve:
-    """The fitted curve of one class and phase."""
+class ClassCurve(Curve):
+    """The fitted curve of one class and phase, time [s] over the features."""
 
-    curve: Curve  # Time [s] over the features
-    low: tuple[float, ...]  # Range of each feature in the rows fitted, in the order of ``FEATURES``
-    high: tuple[float, ...]
+    valid_range: Mapping[str, tuple[float, float]]  # Of each feature in the rows fitted
     rows: int  # Operators of the class itself
     driver: str  # Feature that correlates best with the time
     # Where the curve's shape comes from: ``own``, or the class and phase that lent it (scaled to
@@ -238,9 +236,9 @@ class ClassCurve:
 
     def covers(self, features: Floats) -> Flags:
         """Return which rows of features lie inside the fitted range; booleans, shape (n,)."""
-        sizes = features[:, : len(self.low)]
-        inside = (sizes >= np.asarray(self.low)) & (sizes <= np.asarray(self.high))
-        return np.asarray(inside.all(axis=1))
+        low, high = np.array([self.valid_range[name] for name in FEATURES]).T
+        sizes = features[:, : len(low)]
+        return np.asarray(((sizes >= low) & (sizes <= high)).all(axis=1))
 
 
 def lookup_order(operator_class: str, phase: str) -> Iterator[Key]:
@@ -307,7 +305,7 @@ def _fit_one(
     wider: Mapping[Key, ClassCurve],
 ) -> ClassCurve:
     sizes = features[:, : len(FEATURES)]
-    low, high = sizes.min(axis=0), sizes.max(axis=0)
+    ends = zip(sizes.min(axis=0).tolist(), sizes.max(axis=0).tolist(), strict=True)
     shape_of = "own"
     distinct = len(np.unique(features, axis=0))
     few = (distinct if recipe.distinct else len(times)) < _MIN_ROWS or distinct < 2
@@ -315,14 +313,15 @@ def _fit_one(
         curve = fit_curve("constant", features, times)
     elif len(wider) and few:
         lender, lent = find_class({k: wider[k] for k in wider if k[1] in (key[1], ANY)}, *key)
-        curve, shape_of = lent.curve, f"{lender[0]} {lender[1]}"
+        curve, shape_of = lent, f"{lender[0]} {lender[1]}"
     else:
         form = recipe.chosen.get(key, recipe.form)
         curve = _fit_shape(form, features, times, alone, recipe)
     curve = _set_level(curve, features, times, alone, counts)
     driver = FEATURES[driver_of(sizes, times)]
     rows = len(times) if counts is None else int(counts.sum())
-    return ClassCurve(curve, tuple(low.tolist()), tuple(high.tolist()), rows, driver, shape_of)
+    valid_range = dict(zip(FEATURES, ends, strict=True))
+    return ClassCurve(curve.form, curve.coefficients, valid_range, rows, driver, shape_of)
 
 
 def _fit_shape(form: str, features: Floats, times: Floats, alone: Flags, recipe: Recipe) -> Curve:
@@ -376,7 +375,7 @@ def predict_rows(curves: Mapping[Key, ClassCurve], rows: pd.DataFrame) -> Floats
     result = np.zeros(len(rows))
     for operator_class, phase, positions in class_positions(rows):
         _, found = find_class(curves, operator_class, phase)
-        result[positions] = found.curve.predict(features[positions])
+        result[positions] = found.predict(features[positions])
     return result
 
 

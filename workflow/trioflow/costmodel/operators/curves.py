@@ -19,9 +19,10 @@ FLOPs follows.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -115,7 +116,7 @@ TILE_SETS: tuple[tuple[int, ...], ...] = ((2,), (5,), (8,), (0, 1, 2), (2, 3, 4,
 _EDGE_COSTS = (0.0, 8.0, 32.0)
 """Cost of loading a tile's edges, in multiply-adds an element: small tiles reuse less of them."""
 
-_SPLITS = (1, 2, 3, 4, 6, 8)
+SPLITS = (1, 2, 3, 4, 6, 8)
 MOST_SPLITS = (1, 8)
 """Parts along k that a library may cut a product into to fill the device: none, or up to eight."""
 
@@ -156,13 +157,13 @@ def fit_tiles(work: Floats, sm_count: float, solve: Solve) -> Floats:
     misses: list[float] = []
     for edge in _EDGE_COSTS:
         for resident in _RESIDENT:
-            costs = _tile_costs(sizes, sm_count, edge, resident, max(MOST_SPLITS))
+            costs = tile_costs(sizes, sm_count, edge, resident, max(MOST_SPLITS))
             for splits in MOST_SPLITS:
-                least = np.minimum.reduce(costs[: _SPLITS.index(splits) + 1])
+                least = np.minimum.reduce(costs[: SPLITS.index(splits) + 1])
                 for number, tiles in enumerate(TILE_SETS):
                     if edge and len(tiles) == 1:
                         continue  # the same for all products: the slope holds it
-                    padded = _padded(least, tiles, sizes, work)
+                    padded = pad_flop(least, tiles, sizes, work)
                     columns = np.column_stack([np.ones(len(work)), padded, data])
                     coefficients, residual = solve(columns)
                     options.append((number, edge, splits, resident))
@@ -178,8 +179,8 @@ def evaluate_tiles(work: Floats, coefficients: Floats) -> Floats:
     constant, per_flop, per_byte, sm_count, number, edge, splits, resident = coefficients
     data = work[:, 1] + work[:, 2]
     sizes = problem_sizes(work)
-    costs = _tile_costs(sizes, sm_count, edge, int(resident), int(splits))
-    padded = _padded(np.minimum.reduce(costs), TILE_SETS[int(number)], sizes, work)
+    costs = tile_costs(sizes, sm_count, edge, int(resident), int(splits))
+    padded = pad_flop(np.minimum.reduce(costs), TILE_SETS[int(number)], sizes, work)
     return np.asarray(constant + padded * per_flop + data * per_byte, np.float64)
 
 
@@ -214,7 +215,7 @@ def fill_device(sizes: Floats, work: Floats, sm_count: float, number: int, edge:
         for (rows, columns), load in zip(shapes, loads / loads.min(), strict=True):
             tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
             step = 2 * rows * columns * load * sm_count
-            for split in _SPLITS:
+            for split in SPLITS:
                 cost = np.ceil(tiles * split / sm_count) * step * (k / split + depth)
                 least = np.minimum(least, cost + _SPLIT_FLOP * split * batch * m * n * (split > 1))
     total = np.sum(least * count, axis=1)
@@ -227,14 +228,14 @@ def problem_sizes(work: Floats) -> Floats:
     return product_sizes(products if products.shape[1] else np.zeros((len(work), len(PRODUCTS))))
 
 
-def _tile_costs(sizes: Floats, sm_count: float, edge: float, resident: int, most: int) -> list[npt.NDArray[np.float64]]:
+def tile_costs(sizes: Floats, sm_count: float, edge: float, resident: int, most: int) -> list[npt.NDArray[np.float64]]:
     """Return FLOPs possible in the waves' time, for ever more splits, each (rows, 3 products, tiles)."""
     batch, m, n, k = (sizes[..., place, None] for place in range(4))
     rows, columns = _TILES[:, 0], _TILES[:, 1]
     tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
     per_k = 2 * rows * columns * (1 + edge * (1 / rows + 1 / columns)) * sm_count
     costs = []
-    for split in _SPLITS[: _SPLITS.index(most) + 1]:
+    for split in SPLITS[: SPLITS.index(most) + 1]:
         waves = np.ceil(tiles * split / (sm_count * resident)) * resident
         cost = waves * per_k * (k / split)
         if split > 1:
@@ -244,7 +245,7 @@ def _tile_costs(sizes: Floats, sm_count: float, edge: float, resident: int, most
     return costs
 
 
-def _padded(least: Floats, tiles: tuple[int, ...], sizes: Floats, work: Floats) -> Floats:
+def pad_flop(least: Floats, tiles: tuple[int, ...], sizes: Floats, work: Floats) -> Floats:
     """Return padded FLOPs of every row; an operator without a product has its own."""
     total = np.sum(least[..., list(tiles)].min(axis=-1) * sizes[..., 4], axis=1)
     return np.asarray(np.where(sizes[:, 0, 0] > 0, total, work[:, 0]), np.float64)
@@ -277,21 +278,28 @@ class Curve:
     # tiles (``tile``).
     coefficients: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        """Refuse coefficients that are not the form's: ValueError."""
+        if self.form not in FORMS or len(self.coefficients) != FORMS[self.form].coefficients:
+            raise ValueError(f"form {self.form!r} with {len(self.coefficients)} coefficients")
+        if not all(0 <= value < math.inf for value in self.coefficients):
+            raise ValueError("a coefficient is negative or not a number")
+
     def predict(self, features: Floats) -> Floats:
         """Return the time [s] of every row of features, shape (n, 3 or more) to (n,)."""
         return FORMS[self.form].evaluate(features, np.asarray(self.coefficients, np.float64))
 
-    def scaled(self, factor: float) -> Curve:
+    def scaled(self, factor: float) -> Self:
         """Return the curve whose every time is ``factor`` times this one's."""
         times = FORMS[self.form].times
         scaled = tuple(rounded(value * factor) for value in self.coefficients[:times])
-        return Curve(self.form, scaled + self.coefficients[times:])
+        return replace(self, coefficients=scaled + self.coefficients[times:])
 
-    def queued(self, most_s: float) -> Curve:
+    def queued(self, most_s: float) -> Self:
         """Return the curve with a constant of at most ``most_s`` [s]; a power law has none."""
         if self.form == "power":
             return self
-        return Curve(self.form, (min(self.coefficients[0], most_s), *self.coefficients[1:]))
+        return replace(self, coefficients=(min(self.coefficients[0], most_s), *self.coefficients[1:]))
 
 
 @dataclass(frozen=True)
@@ -402,7 +410,7 @@ def _fit_roofline(sample: Sample) -> Floats:
     current = best = sample.solve(both)[0]
     best_error = np.inf
     for _ in range(20):
-        relative = _roofline(sample.features, current) - sample.time_s
+        relative = evaluate_roofline(sample.features, current) - sample.time_s
         relative = relative / np.maximum(sample.time_s, SHORTEST_S)
         squares = relative**2 if sample.weights is None else relative**2 * sample.weights
         error = float(np.sum(squares))
@@ -417,7 +425,8 @@ def _fit_roofline(sample: Sample) -> Floats:
     return best
 
 
-def _roofline(features: Floats, coefficients: Floats) -> Floats:
+def evaluate_roofline(features: Floats, coefficients: Floats) -> Floats:
+    """Return the time [s] of every row: a constant, and computing or moving bytes, whichever takes longer."""
     data = features[:, 1] + features[:, 2]
     bound = np.maximum(features[:, 0] * coefficients[1], data * coefficients[2])
     return np.asarray(coefficients[0] + bound, np.float64)
@@ -481,7 +490,7 @@ FORMS: dict[str, Form] = {
     "constant": Form(_constant, 1, 1),
     "linear": Form(_linear, 4, 4),
     "driver": Form(_linear, 4, 4),
-    "roofline": Form(_roofline, 3, 3),
+    "roofline": Form(evaluate_roofline, 3, 3),
     "power": Form(_power, 4, 1),
     "bytes": Form(_bytes, 2, 2),
     "cached": Form(_cached, 4, 3),

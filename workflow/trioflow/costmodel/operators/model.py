@@ -13,19 +13,18 @@ The file of an operator cost model: JSON, never code.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pandas as pd
 
 from trioflow import tables
 from trioflow.base.errors import InputError, TableError
-from trioflow.base.provenance import PACKAGE, read_json, stamp, write_json
+from trioflow.base.provenance import read_json, stamp, write_json
 from trioflow.costmodel.features import (
     FEATURES,
     Floats,
@@ -35,6 +34,7 @@ from trioflow.costmodel.features import (
     feature_matrix,
     find_operator_model,
 )
+from trioflow.costmodel.files import SHIPPED_MODELS, from_json, read_content, to_json
 from trioflow.costmodel.new_gpu.rules import CARRY_OVER, TENSOR_CLASSES, device_rates, roofline_s
 from trioflow.costmodel.operators.class_curves import (
     ANY,
@@ -54,7 +54,6 @@ from trioflow.costmodel.operators.class_curves import (
     sized_rows,
     trace_names,
 )
-from trioflow.costmodel.operators.curves import FORMS, Curve
 from trioflow.costmodel.operators.products import FLOP_TOLERANCE, PRODUCTS, read_columns, scale_products, work_matrix
 from trioflow.costmodel.uncertainty import (
     LEFT_OUT_WORKLOADS,
@@ -269,89 +268,20 @@ def bound_times(
     return np.asarray(np.clip(time_s, least, launch_s + WIDEST_FACTOR * least), np.float64)
 
 
-SHIPPED_MODELS = PACKAGE / "data" / "cost_models"
-"""A folder for each platform or device."""
 KIND = "operator_cost_model"
 FORMAT = 1
-Parsed = TypeVar("Parsed")
 
 
-def _class_to_json(model: OperatorCostModel, key: Key) -> dict[str, Any]:
-    """Return one class and phase; parts that it borrows from a wider class are null."""
-    curve = model.curves.get(key)
-    band, rescale_band = model.predict_bands.get(key), model.rescale_bands.get(key)
-    fitted = None
-    if curve is not None:
-        fitted = {
-            "form": curve.curve.form,
-            "coefficients": list(curve.curve.coefficients),
-            "valid_range": {name: [low, high] for name, low, high in zip(FEATURES, curve.low, curve.high, strict=True)},
-            "rows": curve.rows,
-            "driver": curve.driver,
-            "shape_of": curve.shape_of,
-        }
-    return {
-        "operator_class": key[0],
-        "phase": key[1],
-        "curve": fitted,
-        "predict_band": None if band is None else asdict(band),
-        "rescale_band": None if rescale_band is None else asdict(rescale_band),
-        "held_out": dict(model.class_errors.get(key, {})),
-    }
+@dataclass(frozen=True)
+class _ClassEntry:
+    """One class and phase of a file; parts that it borrows from a wider class are null."""
 
-
-def read_content(
-    path: str | Path, kind: str, what: str, known: Mapping[str, Any], parse: Callable[[dict[str, Any]], Parsed]
-) -> Parsed:
-    """Read a model file by its ``kind`` (``what`` in words), with entries ``known`` that must agree."""
-    content = read_json(path)
-    if not isinstance(content, dict) or content.get("kind") != kind:
-        raise InputError(f"not {what}", file=path, fix="give a file that a fit wrote")
-    if any(content.get(key) != value for key, value in known.items()):
-        found = " with ".join(f"{key} {content.get(key)!r}" for key in known)
-        raise InputError(
-            f"{found} is not known",
-            file=path,
-            place=next(iter(known)),
-            fix="fit the model again with this version of trioflow",
-        )
-    try:
-        return parse(content)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"incomplete or damaged ({error!r})", file=path, fix="fit the model again") from None
-
-
-def _curve(entry: Mapping[str, Any]) -> ClassCurve:
-    form, coefficients = str(entry["form"]), tuple(float(v) for v in entry["coefficients"])
-    if form not in FORMS or len(coefficients) != FORMS[form].coefficients:
-        raise ValueError(f"form {form!r} with {len(coefficients)} coefficients")
-    if not all(math.isfinite(v) and v >= 0 for v in coefficients):
-        raise ValueError("a coefficient is negative or not a number")
-    ranges = [entry["valid_range"][name] for name in FEATURES]
-    return ClassCurve(
-        Curve(form, coefficients),
-        tuple(float(low) for low, _ in ranges),
-        tuple(float(high) for _, high in ranges),
-        int(entry["rows"]),
-        str(entry["driver"]),
-        str(entry["shape_of"]),
-    )
-
-
-def _band(entry: Mapping[str, Any]) -> Band:
-    return Band(float(entry["low_log"]), float(entry["high_log"]), int(entry["residuals"]), float(entry["distance"]))
-
-
-def _step(entry: Mapping[str, Any]) -> StepBand:
-    error = entry["mean_absolute_error"]
-    return StepBand(
-        float(entry["half_log"]),
-        int(entry["workloads"]),
-        int(entry["steps"]),
-        None if error is None else float(error),
-        str(entry["basis"]),
-        float(entry.get("distance", 0.0)),
-    )
+    operator_class: str
+    phase: str
+    curve: ClassCurve | None
+    predict_band: Band | None
+    rescale_band: Band | None
+    held_out: Mapping[str, float | None]
 
 
 def class_errors(held: HeldOut, resized: pd.DataFrame) -> dict[Key, dict[str, float | None]]:
@@ -373,7 +303,7 @@ def fit_table(curves: Mapping[Key, ClassCurve], held: HeldOut) -> pd.DataFrame:
         operator_class, phase = cast(Key, key)
         found = curves[operator_class, phase]
         times = group["time_s"].to_numpy(np.float64)
-        left = times - found.curve.predict(work_matrix(group))
+        left = times - found.predict(work_matrix(group))
         spread = float(np.sum((times - times.mean()) ** 2))
         error, absolute = relative_errors(group)
         judged = held.basis == LEFT_OUT_WORKLOADS
@@ -496,7 +426,7 @@ class OperatorCostModel:
         for (name, phase), found in self.curves.items():
             if name in timed or name == ANY:
                 least_s = known.get(base_class(name), known[ANY])
-                curves[name, phase] = replace(found, curve=found.curve.queued(least_s))
+                curves[name, phase] = found.queued(least_s)
         return replace(self, curves=curves)
 
     def step_interval(self, kind: str = "rescale", distance: float | None = None) -> tuple[float, float]:
@@ -515,7 +445,11 @@ class OperatorCostModel:
 
     def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
         """Write JSON, equal bytes for equal models; digests of ``inputs`` are kept."""
-        keys = sorted({*self.curves, *self.predict_bands, *self.rescale_bands})
+        curves, predicted, rescaled = self.curves, self.predict_bands, self.rescale_bands
+        entries = [
+            _ClassEntry(*key, curves.get(key), predicted.get(key), rescaled.get(key), self.class_errors.get(key, {}))
+            for key in sorted({*curves, *predicted, *rescaled})
+        ]
         write_json(
             path,
             {
@@ -524,8 +458,8 @@ class OperatorCostModel:
                 "method": self.method,
                 "device_name": self.device_name,
                 "features": list(FEATURES),
-                "classes": [_class_to_json(self, key) for key in keys],
-                "steps": {kind: band.to_json() for kind, band in self.steps.items()},
+                "classes": to_json(entries),
+                "steps": to_json(self.steps),
                 "facts": dict(self.facts),
                 "products": self.products,
                 "provenance": stamp(inputs, device_name=self.device_name, method=self.method),
@@ -619,25 +553,18 @@ def load_operator_model(path: str | Path) -> OperatorCostModel:
 
 def _model(content: dict[str, Any]) -> OperatorCostModel:
     """Return a file's model; of a class, what is null is borrowed from a wider one."""
-    entries = {(str(e["operator_class"]), str(e["phase"])): e for e in content["classes"]}
-    if (ANY, ANY) not in entries or entries[ANY, ANY]["curve"] is None:
+    entries = {(one.operator_class, one.phase): one for one in from_json(content["classes"], list[_ClassEntry])}
+    curves = {key: one.curve for key, one in entries.items() if one.curve}
+    if (ANY, ANY) not in curves:
         raise ValueError("the curve of all operators is missing")
-    predict_bands, rescale_bands = (
-        {key: _band(entry[name]) for key, entry in entries.items() if entry[name] is not None}
-        for name in ("predict_band", "rescale_band")
-    )
     return OperatorCostModel(
         str(content["method"]),
         str(content["device_name"]),
-        {key: _curve(e["curve"]) for key, e in entries.items() if e["curve"] is not None},
-        predict_bands,
-        rescale_bands,
-        {kind: _step(content["steps"][kind]) for kind in ("predict", "rescale")},
-        {
-            key: {str(k): None if v is None else float(v) for k, v in entry["held_out"].items()}
-            for key, entry in entries.items()
-            if entry["held_out"]
-        },
+        curves,
+        {key: one.predict_band for key, one in entries.items() if one.predict_band},
+        {key: one.rescale_band for key, one in entries.items() if one.rescale_band},
+        {kind: from_json(content["steps"][kind], StepBand) for kind in ("predict", "rescale")},
+        {key: one.held_out for key, one in entries.items() if one.held_out},
         dict(content["facts"]),
         bool(content.get("products", False)),
     )

@@ -36,19 +36,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from trioflow.base.errors import InputError
-from trioflow.base.provenance import PACKAGE, read_json
 from trioflow.costmodel.features import FEATURES, Floats, OperatorModel, RowModel, base_class, plain_name
+from trioflow.costmodel.files import SHIPPED_MODELS, read_content
 from trioflow.costmodel.new_gpu.carry import NewGpuModel, load_new_gpu_model, scale_rows
 from trioflow.costmodel.new_gpu.rules import DEFAULT_RULE, Exponents, reachable_share
 from trioflow.costmodel.operators.class_curves import NOTHING_S, Flags, sized_rows
-from trioflow.costmodel.operators.curves import FORMS, Curve
+from trioflow.costmodel.operators.curves import Curve
 from trioflow.costmodel.operators.model import (
     OperatorCostModel,
     RowTimes,
@@ -219,7 +219,7 @@ def attention_terms(
 
 
 KIND, FORMAT = "tensor_products", 5
-SHIPPED_FILE = PACKAGE / "data" / "cost_models" / "tensor-products" / "model.json"
+SHIPPED_FILE = SHIPPED_MODELS / "tensor-products" / "model.json"
 HALF = ("bf16", "fp16")
 """Precisions that the tables stand for; both run at the same rate on every GPU that has both."""
 GROUPED = "gemm/grouped"
@@ -271,55 +271,20 @@ class ExpertBand:
     layers: int  # Measured layers
 
 
-@cache
-def shipped_tensor_products() -> dict[str, ProductTable]:
-    """Return the tables that ship with trioflow, by the name of the device's sheet."""
-    return load_tensor_products(SHIPPED_FILE)
+@dataclass(frozen=True)
+class TensorTables:
+    """What was measured on tensor cores, by the name of the device's sheet."""
+
+    tables: Mapping[str, ProductTable]  # Products in half precision
+    attention: Mapping[str, AttentionTable]
+    experts: Mapping[str, ExpertBand]  # Grouped products
+    scaled: Mapping[str, Mapping[str, ProductTable]]  # Products in a format of ``SCALED``
 
 
 @cache
-def shipped_scaled(kind: str) -> dict[str, ProductTable]:
-    """Return the tables of products in a format of ``SCALED``, by the name of the device's sheet."""
-    return _read_tables(_read(SHIPPED_FILE)["scaled"][kind], SHIPPED_FILE)
-
-
-@cache
-def shipped_attention() -> dict[str, AttentionTable]:
-    """Return the tables of fused attention that ship, by the name of the device's sheet."""
-    found = {}
-    for name, entry in _read(SHIPPED_FILE)["attention"].items():
-        pairs = {key: tuple(entry[key]) for key in ("coefficients", "version_2")}
-        found[str(name)] = AttentionTable(**{**entry, **pairs})
-    return found
-
-
-@cache
-def shipped_experts() -> dict[str, ExpertBand]:
-    """Return the bands of grouped products that ship, by the name of the device's sheet."""
-    entries = _read(SHIPPED_FILE)["experts"]
-    return {str(name): ExpertBand(**entry) for name, entry in entries.items()}
-
-
-def load_tensor_products(path: str | Path) -> dict[str, ProductTable]:
-    """Read ``save_tensor_products``'s file; InputError where it is missing or another file."""
-    return _read_tables(_read(path)["tables"], path)
-
-
-def _read_tables(entries: Mapping[str, Any], path: str | Path) -> dict[str, ProductTable]:
-    found = {}
-    for name, entry in entries.items():
-        curve = Curve(str(entry["curve"]["form"]), tuple(entry["curve"]["coefficients"]))
-        if curve.form not in FORMS:
-            raise InputError(f"unknown form {curve.form!r}", file=path, place=name)
-        found[str(name)] = ProductTable(**{**entry, "curve": curve})
-    return found
-
-
-def _read(path: str | Path) -> dict[str, Any]:
-    content = read_json(path)
-    if not isinstance(content, dict) or content.get("kind") != KIND or content.get("format") != FORMAT:
-        raise InputError("not a table of tensor products", file=path, fix="use the shipped file")
-    return content
+def load_tensor_tables(path: str | Path = SHIPPED_FILE) -> TensorTables:
+    """Read tables, by default those that ship; InputError where the file is missing or another."""
+    return read_content(path, KIND, "a table of tensor products", {"format": FORMAT}, TensorTables)
 
 
 def sustained_time(sheet: DeviceSheet, alone: float) -> float:
@@ -526,7 +491,7 @@ class PrecisionModel:
         name, table, measured, precision = self.source, self.table, _TABLE_PRECISION, ""
         ends = self._spread(table.low_log, table.high_log, measured)
         if kind in SCALED:
-            tables = shipped_scaled(kind)
+            tables = load_tensor_tables().scaled[kind]
             name = str(nearest_table(tables, self.sheet, FP8))
             table, measured, precision = tables[name], FP8, FP8
             ends = table.low_log, table.high_log
@@ -598,7 +563,7 @@ class PrecisionModel:
         flop = rows["flop"].to_numpy(np.float64)
         inside = single & (flop <= (0.0 if self.table is None else self.table.largest_flop))
         for kind in SCALED if self.table is not None else ():
-            tables = shipped_scaled(kind)
+            tables = load_tensor_tables().scaled[kind]
             name = nearest_table(tables, self.sheet, FP8)
             if name and load_device(name).is_same_gpu(self.sheet):
                 most = tables[name].largest_flop
@@ -613,7 +578,7 @@ def _widen_grouped(rows: pd.DataFrame, source: str, lows: Floats, highs: Floats)
     """Let grouped products' intervals, given as logarithms, hold what layers of experts missed."""
     grouped = rows["operator_class"].str.startswith(GROUPED).to_numpy(bool)
     if grouped.any():
-        band = shipped_experts()[source]
+        band = load_tensor_tables().experts[source]
         lows[grouped] = np.minimum(lows[grouped], band.low_log)
         highs[grouped] = np.maximum(highs[grouped], band.high_log)
 
@@ -636,7 +601,7 @@ def in_precision(
         return model
     fitted = class_precision(model, "gemm")
     own = _same_rate(fitted, precision) or (fitted is None and precision not in HALF)
-    tables = shipped_tensor_products()
+    tables = load_tensor_tables().tables
     source = None if own else nearest_table(tables, sheet, precision)
     mine = class_precision(model, "convolution")
     convolutions = None if _same_rate(mine, precision) else measured_convolutions()
@@ -644,7 +609,7 @@ def in_precision(
         return model
     table = tables[source] if source else None
     rule = load_new_gpu_model()
-    attention = shipped_attention() if precision in HALF and source is not None else {}
+    attention = load_tensor_tables().attention if precision in HALF and source is not None else {}
     fused = nearest_table(attention, sheet, precision)
     return PrecisionModel(
         model,
