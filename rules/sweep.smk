@@ -1,6 +1,6 @@
 # Purpose: sweeps: every scenario of config/sweeps/<name>.yaml, many in a job; docs/sweeps.md.
 # Inputs:  the description, the traces, platforms and operator times that it names
-# Outputs: results/sweeps/<name>/: chunks/, results.parquet, throughput and memory as figures
+# Outputs: results/sweeps/<name>/: chunks/, results.parquet, throughput and memory as figures, answer.html to point at
 
 
 rule simulate_sweep:
@@ -45,6 +45,12 @@ rule collect_sweep:
             caption="../workflow/report/sweep_memory.rst",
             category="Sweeps",
             labels={"figure": "{sweep}: throughput and memory"},
+        ),
+        page=report(
+            "<results>/sweeps/{sweep}/answer.html",
+            caption="../workflow/report/sweep_page.rst",
+            category="Sweeps",
+            labels={"figure": "{sweep}: every scenario, to point at"},
         ),
         pictures=expand(
             "<results>/sweeps/{{sweep}}/{figure}.png", figure=["throughput", "memory"]

@@ -109,7 +109,8 @@ def test_a_mistake_in_a_description_is_told_when_its_sweep_is_asked_for(sweep: P
 
 def test_a_finished_sweep_has_table_figures_and_progress_and_is_done(done: Project) -> None:
     folder = done.folder / "results/sweeps/small"
-    names = {"results.parquet", "throughput.svg", "throughput.png", "memory.svg", "memory.png", "chunks"}
+    figures = {"answer.html", "throughput.svg", "throughput.png", "memory.svg", "memory.png"}
+    names = {"results.parquet", "chunks", *figures}
     assert {path.name for path in folder.iterdir()} == names
     assert len(chunk_files(done)) == CHUNKS
     logs = [path.read_text() for path in (done.folder / "results/logs/simulate_sweep/small").iterdir()]

@@ -122,8 +122,12 @@ def test_a_run_of_many_tokens_has_hours_cost_and_energy():
     assert run["gpu_hours"] == 64_000
     assert run["cost"] == 128_000
     assert run["energy_j"] == 64_000 * 3600 * 700
-    with pytest.raises(InputError, match="--tokens of a step that has none"):
+    assert describe_run(told, None, 2.0, 700.0, budget=128_000) == {**run, "budget": 128_000}
+    with pytest.raises(InputError, match="--tokens needs a language model"):
         describe_run({"ranks": 1}, 1e9, None, None)
+    for tokens, price in ((1e9, 2.0), (None, None), (None, 0.0)):
+        with pytest.raises(InputError, match="--budget needs a price"):
+            describe_run(told, tokens, price, None, budget=1e6)
 
 
 def test_the_command_answers_in_the_units_of_the_field(folder, capsys):

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from trioflow.sweeps.description import fill_values
-from trioflow.sweeps.figures import MOST_PANELS, draw_memory, draw_throughput, name_kinds
+from trioflow.sweeps.figures import MOST_PANELS, draw_memory, draw_throughput, name_kinds, plot_sweep
 from trioflow.sweeps.workshop import make_frame
 
 
@@ -73,6 +73,23 @@ def test_what_does_not_fit_stands_beyond_the_memory() -> None:
     assert front.get_xydata().tolist() == [[0.5, 4.0], [1.0, 8.0]], "slower with more memory is beaten"
 
 
+def test_a_page_of_ten_thousand_scenarios_stays_small_and_shows_the_fastest_of_each_number_of_gpus() -> None:
+    row = make_rows({"data": 2, "ranks": 2, "plan_text": "DP2 x TP1, FSDP, selective recompute"})
+    rows = pd.concat([row] * 10_000, ignore_index=True)
+    rows["ranks"] = 2 ** (1 + rows.index.to_numpy() % 8)
+    rows["samples_per_s"] = rows["ranks"] * (1.0 + rows.index % 997)
+    rows.loc[9990:, "status"] = "out of memory"
+    page = plot_sweep(rows, "title", "many")
+    assert page.verdict == "10,000 scenarios: 9,990 ok, 10 out of memory."
+    assert [chart.title for chart in page.charts] == [
+        "t on p: throughput per GPU",
+        "t on p: throughput per GPU against memory",
+    ]
+    best = page.charts[0].numbers
+    assert best["ranks"].tolist() == [2, 4, 8, 16, 32, 64, 128, 256] and set(best["samples_per_s_per_gpu"]) == {997.0}
+    assert len(page.render()) < 3_000_000
+
+
 @pytest.mark.parametrize("count", [0, 1, MOST_PANELS + 2])
 def test_any_number_of_panels_can_be_drawn(count: int) -> None:
     rows = make_rows(*({"trace": f"t{i}", "ranks": 2, "data": 2} for i in range(count)))
@@ -82,6 +99,7 @@ def test_any_number_of_panels_can_be_drawn(count: int) -> None:
         assert len(shown) == min(count, MOST_PANELS)
         title = figure.legends[0].get_title().get_text()
         assert ("the first 6 of 8" in title) == (count > MOST_PANELS)
+    assert len(plot_sweep(rows, "title", "any").charts) == 2 * min(count, MOST_PANELS)
 
 
 @pytest.mark.parametrize("draw", [draw_throughput, draw_memory])

@@ -10,7 +10,8 @@ from pathlib import Path
 
 KEYWORDS = {name.replace("_", "-"): name for name in ("price_per_gpu_hour", "power_w", "memory_margin")}
 KEYWORDS |= {
-    name: name for name in ("plan", "ranks", "batch", "platform", "top", "jobs", "sort", "tokens", "price", "gpus")
+    name: name
+    for name in ("plan", "ranks", "batch", "platform", "top", "jobs", "sort", "tokens", "budget", "price", "gpus")
 }
 """Keywords of Python's functions by the flag that sentences name them by; ``arguments.documented`` adds those of fields."""
 

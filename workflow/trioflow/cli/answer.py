@@ -404,9 +404,9 @@ def add_run(answer: Mapping[str, Any], options: argparse.Namespace, device: Devi
     faults, hours = None, options.gpu_hours_per_failure
     if hours is not None:
         faults = Faults(hours, options.checkpoint_s, options.restart_s)
-        if options.tokens is None:
-            raise InputError("--gpu-hours-per-failure of no run", fix="give its --tokens")
-    run = describe_run(answer, options.tokens, options.price_per_gpu_hour, power_w, faults)
+        if options.tokens is None and options.budget is None:
+            raise InputError("--gpu-hours-per-failure of no run", fix="give its --tokens or --budget")
+    run = describe_run(answer, options.tokens, options.price_per_gpu_hour, power_w, faults, options.budget)
     return {"run": run} if run else {}
 
 

@@ -45,6 +45,7 @@ _RUN = "run of many steps"
 RUN: Options = {
     _RUN: (
         ("--tokens", (float, "N"), "tokens of the whole run, for its days, cost and energy"),
+        ("--budget", (float, "M"), "money for the whole run: how many tokens it pays for"),
         ("--price-per-gpu-hour", (float, "P"), "price per GPU-hour, for the cost of the run"),
         (
             "--power-w",

@@ -64,6 +64,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
                 (flag, metavar, text.partition(", instead")[0], {"required": True}),
                 ("--tokens", (float, "N"), "tokens of the training run (default: 1e12)"),
                 ("--price", (float, "P"), "price per GPU-hour, for the cost of the run"),
+                ("--budget", (float, "M"), "money for the run: how many tokens it pays for"),
                 ("--currency", "SIGN", "currency of the price (default: US$)", {"default": "US$"}),
                 ("--power-w", (float, "W"), "power draw per GPU [W] (default: the data sheet's limit)"),
                 ("--batch", (int, "B"), "global batch in samples (default: usual for models of this size)"),
@@ -100,7 +101,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
 def _run_plan(options: argparse.Namespace) -> None:
     """Find the best plans and print them."""
     write_page(options)
-    names = ("tokens", "price", "power_w", "batch", "memory_margin", "routing", "top", "jobs", *STEP_WORDS)
+    names = ("tokens", "budget", "price", "power_w", "batch", "memory_margin", "routing", "top", "jobs", *STEP_WORDS)
     asked = list_given(options, names)
     asked |= {"frameworks": [name.strip() for name in (options.frameworks or "").split(",") if name.strip()]}
     if options.output and Path(options.output).is_file():
@@ -197,8 +198,11 @@ def _judge(answer: Mapping[str, Any], currency: str) -> str:
     )
     text = f"{answer['workload']} on {answer['gpus']} trains fastest with plan 1: {rate}."
     if run := first.get("run"):
-        text += f" {_shorten(run['tokens'])} tokens take {run['time_s'] / DAY_S:,.1f} days"
-        text += f" and {currency}{_shorten(run['cost'])}." if "cost" in run else "."
+        tokens, days = f"{_shorten(run['tokens'])} tokens", f"{run['time_s'] / DAY_S:,.1f} days"
+        if "budget" in run:
+            text += f" {currency}{_shorten(run['budget'])} pays for {tokens} in {days}."
+        else:
+            text += f" {tokens} take {days}" + (f" and {currency}{_shorten(run['cost'])}." if "cost" in run else ".")
     if len(rows) > 1:
         odds = float(rows[1]["first_faster_probability"])
         text += f" Plan 1 against plan 2: {describe_odds(odds)} (P(plan 1 faster) = {odds:.0%})."
@@ -216,15 +220,21 @@ def _format_numbers(answer: Mapping[str, Any], currency: str) -> str:
         low, high = sorted(value / end if rate else value * end for end in ends)
         return f"{write(value)} [{write(low)}-{write(high)}]"
 
+    def spend(name: str, unit: float, row: Mapping[str, Any], write: Callable[[float], str]) -> str:
+        """Write what a run takes; a budget is spent whatever the step's time."""
+        run = row["run"]
+        return write(run[name] / unit) if "budget" in run else spread(run[name] / unit, row, write)
+
     lines: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"step [{unit}]": lambda row: spread(row["step_time_s"] / scale, row, lambda value: f"{value:.3g}"),
         "tokens/s/GPU": lambda row: spread(
             row["tokens_per_s_per_gpu"], row, lambda v: f"{v:,.0f}" if v < _MANY else _shorten(v), rate=True
         ),
         "MFU [%]": lambda row: spread(100 * row["mfu"], row, lambda value: f"{value:.1f}", rate=True),
-        "days": lambda row: spread(row["run"]["time_s"] / DAY_S, row, lambda value: f"{value:,.1f}"),
-        f"cost [{currency}]": lambda row: spread(row["run"]["cost"], row, _shorten),
-        "energy [MWh]": lambda row: spread(row["run"]["energy_j"] / JOULES_PER_MWH, row, lambda v: f"{v:,.3g}"),
+        "tokens": lambda row: spread(row["run"]["tokens"], row, _shorten, rate=bool(row["run"]["budget"])),
+        "days": lambda row: spend("time_s", DAY_S, row, lambda value: f"{value:,.1f}"),
+        f"cost [{currency}]": lambda row: spend("cost", 1.0, row, _shorten),
+        "energy [MWh]": lambda row: spend("energy_j", JOULES_PER_MWH, row, lambda value: f"{value:,.3g}"),
         "memory fits": lambda row: f"{row['fit_probability']:.0%}",
     }
     table = []

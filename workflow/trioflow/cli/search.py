@@ -126,6 +126,7 @@ def _find_plans(options: argparse.Namespace) -> SearchResult:
         price_per_gpu_hour=options.price_per_gpu_hour,
         power_w=options.power_w,
         tokens=options.tokens,
+        budget=options.budget,
         watch=show_progress(options),
         sort=options.sort,
         jobs=jobs,

@@ -374,8 +374,11 @@ def describe_run(
     price_per_gpu_hour: float | None,
     power_w: float | None,
     faults: Faults | None = None,
+    budget: float | None = None,
 ) -> dict[str, Any]:
     """Return what training on many tokens takes at a predicted step's rate; InputError without a positive number or tokens.
+
+    ``budget`` in place of ``tokens``: as many as this much money pays for.
 
     Cost in the currency of ``price_per_gpu_hour`` [1/h], energy by a GPU's ``power_w`` [W]. With ``faults`` time,
     GPU-hours, cost and energy hold what is lost, ``goodput`` what is kept.
@@ -383,19 +386,30 @@ def describe_run(
     for flag, number in (("--price-per-gpu-hour", price_per_gpu_hour), ("--power-w", power_w)):
         if number is not None and not 0 <= number < float("inf"):
             raise InputError(f"{flag} {number:g}: expected a number that is 0 or more")
-    if tokens is None:
+    flag, length = ("--tokens", tokens) if budget is None else ("--budget", budget)
+    if length is None:
         return {}
-    if not 0 < tokens < float("inf"):
-        raise InputError(f"--tokens {tokens:g} is not positive")
+    if not 0 < length < float("inf"):
+        raise InputError(f"{flag} {length:g} is not positive")
     if "tokens_per_s" not in rates:
-        raise InputError("--tokens of a step that has none", fix="name a language model, such as llama-3.1-8b")
-    time_s, found = tokens / rates["tokens_per_s"], {"tokens": tokens}
-    if faults is not None:
-        lost = _describe_faults(faults, rates["ranks"])
-        found |= lost
-        time_s /= lost["goodput"]
-    gpu_hours = time_s * rates["ranks"] / HOUR_S
-    found |= {"time_s": time_s, "gpu_hours": gpu_hours}
+        raise InputError(
+            f"{flag} needs a language model, as this trace counts samples", fix="name one, such as llama-3.1-8b"
+        )
+    lost = _describe_faults(faults, rates["ranks"]) if faults is not None else {"goodput": 1.0}
+    tokens_per_hour = HOUR_S * rates["tokens_per_s"] * lost["goodput"]
+    if budget is not None:
+        if tokens is not None or not price_per_gpu_hour:
+            raise InputError(
+                "--budget needs a price above 0 and takes the place of --tokens",
+                fix="give a price per GPU-hour, and no --tokens",
+            )
+        tokens = budget / price_per_gpu_hour / rates["ranks"] * tokens_per_hour
+    assert tokens is not None
+    hours = tokens / tokens_per_hour
+    gpu_hours = hours * rates["ranks"]
+    found = {"tokens": tokens, **(lost if faults is not None else {}), "time_s": hours * HOUR_S, "gpu_hours": gpu_hours}
+    if budget is not None:
+        found["budget"] = budget
     if price_per_gpu_hour is not None:
         found["cost"] = gpu_hours * price_per_gpu_hour
     if power_w is not None:

@@ -241,6 +241,8 @@ def _list_rates(prediction: Prediction, run: Mapping[str, Any]) -> list[tuple[st
         ("mfu", "MFU", ".1%"),
     ]
     facts = [(label, spread(rates[name], form)) for name, label, form in known if name in rates]
+    if "budget" in run:
+        return [*facts, ("tokens", spread(run["tokens"], ",.3g")), ("cost", f"{run['cost']:,.0f}")]
     if run:
         facts.append(("days", spread(run["time_s"] / HOUR_S / 24, ",.1f", slower=True)))
     return facts + ([("cost", spread(run["cost"], ",.0f", slower=True))] if "cost" in run else [])
@@ -282,14 +284,20 @@ def new_figure(height: int, **options: Any) -> Any:
     return drawn
 
 
+def name_ticks(axis: Any, labels: Mapping[float, str]) -> None:
+    """Write words at some places of an axis, and nowhere else."""
+    axis.ticker = FixedTicker(ticks=list(labels))
+    axis.major_label_overrides = dict(labels)
+
+
 def _name_rows(drawn: Any, labels: Mapping[float, str]) -> None:
     """Write words beside the rows of a figure."""
-    drawn.yaxis.ticker = FixedTicker(ticks=list(labels))
-    drawn.yaxis.major_label_overrides = labels
+    name_ticks(drawn.yaxis, labels)
     drawn.ygrid.grid_line_color = None
 
 
-def _add_hover(drawn: Any, shapes: Any, **tips: str) -> None:
+def add_hover(drawn: Any, shapes: Any, **tips: str) -> None:
+    """Show some of a shape's columns under the pointer."""
     drawn.add_tools(
         HoverTool(renderers=[shapes], tooltips=[(name.replace("_", " "), tip) for name, tip in tips.items()])
     )
@@ -331,7 +339,7 @@ def draw_gap(one: Prediction, other: Prediction) -> Chart:
     colours = [BLUE if gap_s >= 0 else VERMILLION for gap_s in gaps.values()]
     drawn = new_figure(90 + 26 * len(gaps), x_axis_label=f"B minus A [{unit}]")
     bars = drawn.hbar(y=list(rows), right=[gap_s * scale for gap_s in gaps.values()], height=0.7, color=colours)
-    _add_hover(drawn, bars, difference=f"@right{{0.00}} {unit}")
+    add_hover(drawn, bars, difference=f"@right{{0.00}} {unit}")
     _name_rows(drawn, rows)
     legend = {"A takes less": BLUE, "A takes more": VERMILLION}
     return Chart(
@@ -358,7 +366,7 @@ def draw_front(rows: pd.DataFrame, column: str, label: str, unit: float) -> Char
     drawn.segment("low", "y", "high", "y", color="colour", alpha=0.5, source=source)
     dots = drawn.scatter("x", "y", size=11, color="colour", source=source)
     drawn.text("x", "y", text="place", x_offset=6, y_offset=-5, text_font_size="12px", tags=["ink"], source=source)
-    _add_hover(drawn, dots, plan="@plan", time=f"@x{{0.000}} {second}", other=f"@y{{0.000}} {label}")
+    add_hover(drawn, dots, plan="@plan", time=f"@x{{0.000}} {second}", other=f"@y{{0.000}} {label}")
     legend = {"Pareto-optimal": BLUE, "another plan is better": GREY, "may not fit": VERMILLION}
     shown = {word: colour for word, colour in legend.items() if colour in colours}
     names = [
@@ -391,7 +399,7 @@ def draw_scaling(rows: pd.DataFrame, column: str, label: str, *, linear: bool = 
     colours = np.where(fits, BLUE, VERMILLION)
     source = ColumnDataSource({"x": ranks, "y": rows[column], "colour": colours, "plan": rows["plan_text"]})
     dots = drawn.scatter("x", "y", size=10, color="colour", source=source)
-    _add_hover(drawn, dots, GPUs="@x", plan="@plan", **{label.replace("/", "_per_"): "@y{0.000 a}"})
+    add_hover(drawn, dots, GPUs="@x", plan="@plan", **{label.replace("/", "_per_"): "@y{0.000 a}"})
     legend = {"predicted, with its 80 % interval": BLUE} | (
         {} if fits.all() else {"does not fit the memory": VERMILLION}
     )
@@ -399,8 +407,7 @@ def draw_scaling(rows: pd.DataFrame, column: str, label: str, *, linear: bool = 
         drawn.line(ranks, ranks / ranks[0] * rows[column].iloc[0], line_dash="dashed", tags=["ink"])
     else:
         drawn.y_range.start, drawn.y_range.end = 0, 1.1 * float(high.max())
-    drawn.xaxis.ticker = FixedTicker(ticks=ranks)
-    drawn.xaxis.major_label_overrides = {int(count): f"{int(count)}" for count in ranks}
+    name_ticks(drawn.xaxis, {count: f"{int(count)}" for count in ranks})
     caption = "The dashed line is ideal scaling from the smallest run." if linear else "Ideal scaling is a level line."
     return Chart(f"{label} by GPUs", caption, drawn, legend, rows)
 
@@ -423,7 +430,7 @@ def draw_timeline(prediction: Prediction) -> Chart:
     source = ColumnDataSource(columns)
     # Outlined, as many are narrower than a pixel.
     shapes = drawn.hbar(y="y", left="left", right="right", height=0.8, color="colour", line_width=0.6, source=source)
-    _add_hover(drawn, shapes, task="@name", begin=f"@left{{0.000}} {unit}", end=f"@right{{0.000}} {unit}")
+    add_hover(drawn, shapes, task="@name", begin=f"@left{{0.000}} {unit}", end=f"@right{{0.000}} {unit}")
     short = {"communication": "comm."}
     _name_rows(drawn, {at: f"{rank} {short.get(stream, stream)}" for (rank, stream), at in place.items()})
     shown, ranks = len(set(bars["rank"])), prediction.task_graph.metadata.ranks
@@ -482,10 +489,10 @@ def draw_memory(prediction: Prediction) -> Chart:
         times = np.append(curve["time_s"], prediction.step_time_s) * scale
         sizes = np.append(curve["value"], curve["value"].iloc[-1]) / _GIGA
         line = drawn.step(times, sizes, mode="after", color=colour, line_width=1.6)
-        _add_hover(drawn, line, rank=str(rank), memory="@y{0.0} GB")
+        add_hover(drawn, line, rank=str(rank), memory="@y{0.0} GB")
         legend[f"rank {rank}"] = colour
     room = (step.platform.device.memory_bytes - step.outside_bytes) / _GIGA
-    drawn.add_layout(_mark_limit(room, "width"))
+    drawn.add_layout(mark_limit(room, "width"))
     drawn.y_range.start, drawn.y_range.end = 0, 1.08 * max(room, peaks.max() / _GIGA)
     caption = (
         f"The fullest ranks; the dashed line is the GPU's memory minus CUDA context and communicators "
@@ -508,7 +515,7 @@ def draw_filling(entries: Mapping[int, Mapping[str, Any]], outside_bytes: int, m
     drawn = _draw_bars(
         numbers["rank"].map(place), numbers["size_bytes"] / _GIGA, numbers["part"], legend, "memory [GB]", "GB"
     )
-    drawn.add_layout(_mark_limit(memory_bytes / _GIGA, "height"))
+    drawn.add_layout(mark_limit(memory_bytes / _GIGA, "height"))
     drawn.x_range.start, drawn.x_range.end = (
         0,
         1.05 * max(memory_bytes, numbers.groupby("rank")["size_bytes"].sum().max()) / _GIGA,
@@ -518,7 +525,8 @@ def draw_filling(entries: Mapping[int, Mapping[str, Any]], outside_bytes: int, m
     return Chart("What fills the memory", caption, drawn, legend, numbers)
 
 
-def _mark_limit(place: float, dimension: str) -> Any:
+def mark_limit(place: float, dimension: str) -> Any:
+    """Return a dashed line across a figure."""
     return Span(location=place, dimension=dimension, line_dash="dashed", line_width=2, level="overlay", tags=["ink"])
 
 
@@ -531,7 +539,7 @@ def _draw_bars(
     drawn = new_figure(110 + 46 * y.nunique(), x_axis_label=label)
     source = ColumnDataSource({name: np.asarray(values) for name, values in columns.items()})
     bars = drawn.hbar(y="y", left="left", right="right", height=0.7, color="colour", line_color=None, source=source)
-    _add_hover(drawn, bars, part="@part", size=f"@size{{0.00}} {unit}")
+    add_hover(drawn, bars, part="@part", size=f"@size{{0.00}} {unit}")
     return drawn
 
 
@@ -574,7 +582,7 @@ def draw_roofline(prediction: Prediction) -> Chart:
         }
     )
     dots = drawn.scatter("x", "y", size="size", color="colour", fill_alpha=0.75, source=source)
-    _add_hover(drawn, dots, operators="@name", rate="@y{0.0} TFLOP/s", share_of_compute="@share{0.0 %}")
+    add_hover(drawn, dots, operators="@name", rate="@y{0.0} TFLOP/s", share_of_compute="@share{0.0 %}")
     caption = (
         f"Operators by class; dot size is the share of the time. The line is the data sheet's roofline: {peak / _TERA:.0f} "
         f"TFLOP/s in {precision}, {bandwidth / _TERA:.2f} TB/s. Classes without FLOPs are in the table only."

@@ -81,6 +81,7 @@ def plan(
     gpus: str,
     *,
     tokens: float | None = None,
+    budget: float | None = None,
     price: float | None = None,
     power_w: float | None = None,
     batch: int | None = None,
@@ -95,7 +96,7 @@ def plan(
     """Return the best plans of a model on some GPUs: what ``trioflow plan`` answers.
 
     ``model``: a language model by name or configuration, or a trace. ``gpus``: number and name, such as ``256xH100``;
-    the name is a GPU, a platform or a platform's file. ``tokens``: length of the training run, 10^12 by default.
+    the name is a GPU, a platform or a platform's file. ``tokens``: length of the training run, 10^12 by default, or what ``budget`` pays for.
     ``price``: per GPU-hour. ``power_w``: power per GPU [W], by default the data sheet's limit. ``batch``: global batch
     [samples], by default what models of this size are usually trained with. ``memory_margin``: share of each GPU's
     memory to leave free. ``frameworks``: those of ``FRAMEWORKS`` to write launch configurations for; without a
@@ -123,7 +124,7 @@ def plan(
     sheet = machine.device.sheet
     if power_w is None and sheet is not None and math.isfinite(sheet.power_limit_w):
         power_w = assumed["power_w"] = sheet.power_limit_w
-    if tokens is None and configuration is not None:
+    if tokens is None and budget is None and configuration is not None:
         tokens = assumed["tokens"] = RUN_TOKENS
     if frameworks and configuration is None:
         raise InputError(f"{model}: launch configurations exist only for language models by name or configuration")
@@ -139,6 +140,7 @@ def plan(
         price_per_gpu_hour=price,
         power_w=power_w,
         tokens=tokens,
+        budget=budget,
         routing=routing,
         watch=watch,
         jobs=count_jobs() if jobs is None else jobs,
@@ -160,7 +162,13 @@ def plan(
 
     prediction = simulate(0)
     launch = {name: _write_launch(name, model, configuration, found, simulate) for name in frameworks if configuration}
-    run = {"gpus": gpus, "tokens": tokens, "price_per_gpu_hour": price, "memory_margin": memory_margin}
+    run = {
+        "gpus": gpus,
+        "tokens": tokens,
+        "budget": budget,
+        "price_per_gpu_hour": price,
+        "memory_margin": memory_margin,
+    }
     return BestPlans(found, shown, prediction, run, assumed, launch)
 
 

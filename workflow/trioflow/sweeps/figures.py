@@ -1,4 +1,4 @@
-"""The table and the figures of a sweep: throughput of a rank by ranks, and by memory."""
+"""The table, the figures and the page of a sweep: throughput per GPU by GPUs, and by memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import stamp
-from trioflow.report import style
+from trioflow.base.units import format_time
+from trioflow.report import charts, style
 from trioflow.sweeps.description import load_sweep
 from trioflow.sweeps.workshop import OK, OUT_OF_MEMORY, TABLE, Chunk, cut_chunks, written
 
@@ -52,12 +53,15 @@ DRAWN = (
     "high_s",
     "peak_memory_bytes",
     "memory_bytes",
+    "plan_text",
 )
 """Columns that the figures read."""
 GROUP_ROWS = 1 << 15
 """Rows of a sweep's table that are sorted and written at once."""
 MOST_MARKS = 2000
 """More marks of a kind in a panel are kept as a picture inside an SVG."""
+MOST_POINTS = 2400
+"""Scenarios that can be pointed at on a page, the fastest at each number of GPUs first."""
 
 
 def name_kinds(rows: pd.DataFrame) -> list[str]:
@@ -208,6 +212,60 @@ def _label(figure: Figure, x: str, y: str) -> None:
     figure.supylabel(y, fontsize=9.5)
 
 
+def plot_sweep(rows: pd.DataFrame, title: str, name: str) -> charts.Page:
+    """Return the page of a sweep: throughput per GPU by GPUs and by memory, two charts each trace and platform."""
+    fits = _add_columns(rows[rows["status"] == OK]).sort_values("each", ascending=False)
+    cases = list(fits.groupby(["trace", "platform"], sort=False))[:MOST_PANELS]
+    drawn = []
+    for (trace, platform), case in cases:
+        place = case.groupby(["ranks", "kind"], sort=False).cumcount()
+        shown = case.loc[place.sort_values(kind="stable").index[: MOST_POINTS // len(cases)]]
+        caption = (
+            f"{len(shown):,} of the {len(case):,} scenarios that fit; lines join the fastest of each kind of plan."
+        )
+        named = f"{trace} on {platform}: throughput per GPU"
+        numbers = case[place == 0].sort_values("ranks")[
+            ["ranks", "kind", "plan_text", "step_time_s", "low_s", "high_s", "each"]
+        ]
+        by_ranks = _draw_points(shown, "ranks", "GPUs", "log")
+        for kind, best in case[place == 0].sort_values("ranks").groupby("kind"):
+            by_ranks.line(best["ranks"].astype(float), best["each"], color=KINDS[str(kind)], line_width=2)
+        ticks = sorted({int(count) for count in case["ranks"]})
+        charts.name_ticks(by_ranks.xaxis, {float(count): str(count) for count in ticks[:: max(1, len(ticks) // 8)]})
+        drawn.append(
+            charts.Chart(
+                named, caption, by_ranks, _list_kinds(shown), numbers.rename(columns={"each": "samples_per_s_per_gpu"})
+            )
+        )
+        by_memory = _draw_points(shown, "gb", "peak memory per GPU [GB]", "linear")
+        by_memory.x_range.start, by_memory.x_range.end = 0, 1.05 * float(case["memory_bytes"].max()) / 1e9
+        by_memory.add_layout(charts.mark_limit(float(case["memory_bytes"].max()) / 1e9, "height"))
+        drawn.append(
+            charts.Chart(
+                f"{named} against memory", "The dashed line is the GPU's memory.", by_memory, _list_kinds(shown)
+            )
+        )
+    counts = ", ".join(f"{count:,} {status}" for status, count in rows["status"].value_counts().items())
+    asked = f"snakemake results/sweeps/{name}/results.parquet"
+    return charts.Page(title, f"{len(rows):,} scenarios: {counts}.", [], drawn, asked=asked)
+
+
+def _draw_points(rows: pd.DataFrame, column: str, label: str, kind: str) -> Any:
+    """Draw a point for each row, which tells its plan and step time."""
+    figure = charts.new_figure(340, x_axis_label=label, y_axis_label="samples/s per GPU", x_axis_type=kind)
+    figure.y_range.start, figure.y_range.end = 0, 1.05 * float(rows["each"].max())
+    times = rows["step_time_s"].map(format_time)
+    source = {"x": rows[column].astype(float), "y": rows["each"], "plan": rows["plan_text"], "step": times}
+    source["colour"] = rows["kind"].map(KINDS)
+    points = figure.scatter("x", "y", size=8, color="colour", alpha=0.7, source=source)
+    charts.add_hover(figure, points, plan="@plan", step="@step", **{label.partition(" [")[0]: "@x{0.[0]}"})
+    return figure
+
+
+def _list_kinds(rows: pd.DataFrame) -> dict[str, str]:
+    return {kind: colour for kind, colour in KINDS.items() if kind in set(rows["kind"])}
+
+
 def collect_sweep(
     description: str | Path, chunks: Sequence[str | Path], target: str | Path, figures: str | Path, size: int = 0
 ) -> None:
@@ -232,6 +290,7 @@ def collect_sweep(
         rows = pq.read_table(target, columns=list(DRAWN)).to_pandas()
         for name, draw in (("throughput", draw_throughput), ("memory", draw_memory)):
             style.save_figure(draw(rows, sweep.description), Path(figures) / name)
+        plot_sweep(rows, sweep.description, sweep.name).save(Path(figures) / "answer.html")
     counts = rows["status"].value_counts().to_dict()
     print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
 

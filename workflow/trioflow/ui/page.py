@@ -41,7 +41,7 @@ except ImportError:
 
 _MOST_BYTES, _MOST_ANSWERS = 10_000, 8
 """Of a request, and predictions that are kept."""
-_PRICED = ("price_per_gpu_hour", "tokens")
+_PRICED = ("price_per_gpu_hour", "tokens", "budget")
 _POWERS = [1 << power for power in range(24)]
 _ASKED: tuple[tuple[str, str, Any, float, list[Any]], ...] = (
     ("ranks", "GPUs", 8, 1 << 14, []),
@@ -51,6 +51,7 @@ _ASKED: tuple[tuple[str, str, Any, float, list[Any]], ...] = (
     ("scale_network", "network speed-up factor", 1, 1000, [round(2 ** (power / 4), 3) for power in range(-12, 13)]),
     ("price_per_gpu_hour", "price per GPU-hour", 2.5, 1e6, [quarter / 4 for quarter in range(1, 61)]),
     ("tokens", "tokens of the run", 10**12, 1e18, []),
+    ("budget", "or budget of the run", None, 1e12, []),
     ("precision", "precision", None, 0, list(RECIPE_NAMES)),
     ("micro_batch", "micro-batch [samples]", None, 1 << 20, []),
     ("tensor", "tensor parallel", None, 1 << 10, []),
@@ -141,7 +142,8 @@ class Studio:
             raise InputError("no model or no platform was chosen", fix="choose both")
         # The page keeps its controls where a recorded trace is chosen, whose step is what it is.
         recorded = not is_model(words["model"][0])
-        return {name: [] if recorded and name in (*STEP_WORDS, "tokens") else some for name, some in words.items()}
+        unused = (*STEP_WORDS, "tokens", "budget") if recorded else ("tokens",) if words["budget"] else ()
+        return {name: [] if name in unused else some for name, some in words.items()}
 
     def predict(self, words: Mapping[str, list[str]]) -> Prediction:
         """Return the prediction for arguments by control."""
