@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 from bench_commands import TRACE, run_cold
 from rows import Row, time_s
-from trioflow.costmodel.operators.model import fit_operator_model
+from trioflow.costmodel.fits.operators import fit_operator_model
 from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.store import load_trace
 

@@ -2,7 +2,7 @@
 
 import pandas as pd
 from trioflow.base.job_log import log_job
-from trioflow.costmodel.collectives.model import fit_collective_model
+from trioflow.costmodel.fits.collectives import fit_collective_model
 from trioflow.tables import read_table
 
 with log_job(snakemake.log[0]):

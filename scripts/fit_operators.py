@@ -2,7 +2,7 @@
 
 from trioflow.base.job_log import log_job
 from trioflow.base.provenance import stamp
-from trioflow.costmodel.operators.methods import fit_named_model
+from trioflow.costmodel.fits.operators import fit_named_model
 from trioflow.tables import write_table
 from trioflow.trace.store import load_trace
 

@@ -18,9 +18,11 @@ from fuzz import count_examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trioflow import tables
-from trioflow.costmodel.collectives.model import COLLECTIVES, CollectiveCostModel, fit_collective_model
-from trioflow.costmodel.operators import curves
-from trioflow.costmodel.operators.model import METHODS, OperatorCostModel, fit_operator_model, load_operator_model
+from trioflow.costmodel.collectives.model import COLLECTIVES, CollectiveCostModel
+from trioflow.costmodel.fits import curves
+from trioflow.costmodel.fits.collectives import fit_collective_model
+from trioflow.costmodel.fits.operators import METHODS, fit_operator_model
+from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model
 from trioflow.trace.facts import Facts
 
 SIZES = ["flop", "read_bytes", "write_bytes"]

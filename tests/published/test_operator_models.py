@@ -13,9 +13,10 @@ from refitted import assert_refitted
 from trioflow import tables
 from trioflow.base.provenance import read_json
 from trioflow.costmodel.features import resize_batch
+from trioflow.costmodel.fits.operators import DeviceData, fit_device_data
 from trioflow.costmodel.operators.class_curves import sized_rows
-from trioflow.costmodel.operators.methods import DeviceData, ProportionalModel, fit_device_data
 from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model, shipped_operator_models
+from trioflow.costmodel.operators.unfitted import ProportionalModel
 from trioflow.datasets.catalogue import MODEL_TABLES
 from trioflow.report.scores import score_cases
 from trioflow_evaluation.fits.operators import (

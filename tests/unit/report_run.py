@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from trioflow import tables
 from trioflow.base.provenance import write_json
-from trioflow.costmodel.collectives.model import fit_collective_model
+from trioflow.costmodel.fits.collectives import fit_collective_model
 from trioflow.report.attribution import ATTRIBUTION, CAUSES, PROFILE
 
 PLANS = [

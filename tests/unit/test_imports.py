@@ -295,3 +295,8 @@ def test_what_scripts_outside_the_library_import_is_there() -> None:
         if not hasattr(importlib.import_module(one[1]), one[2]) and not importlib.util.find_spec(f"{one[1]}.{one[2]}")
     }
     assert not missing
+
+
+def test_a_prediction_imports_no_fit() -> None:
+    files = required_files(PACKAGE / "prediction/assembly.py")
+    assert not [name for file in files if "/fits/" in (name := short_name(file))]

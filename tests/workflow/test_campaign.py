@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from project_copy import Project
 from trioflow import tables
-from trioflow.costmodel.operators.methods import fit_named_model
+from trioflow.costmodel.fits.operators import fit_named_model
 from trioflow.trace.store import load_trace
 
 ITEMS = """\

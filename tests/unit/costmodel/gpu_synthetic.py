@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pandas as pd
 from trioflow import tables
+from trioflow.costmodel.fits.operators import DeviceLimits
 from trioflow.costmodel.new_gpu.rules import Exponents, device_rates, expected_s, size_rows
-from trioflow.costmodel.operators.methods import DeviceLimits
 from trioflow.hardware.machine import load_device
 from trioflow.trace.facts import Facts
 from trioflow_evaluation.fits.new_gpu import BENCHMARKS

@@ -24,24 +24,17 @@ from trioflow.costmodel.collectives.model import (
     NodeCurve,
     count_steps,
     find_between_nodes,
-    fit_collective_model,
     load_collective_model,
     wire_factor,
 )
 from trioflow.costmodel.collectives.platform import load_platform_collectives
 from trioflow.costmodel.files import SHIPPED_MODELS
-from trioflow.costmodel.operators.class_curves import ANY, find_class, fit_class_curves
-from trioflow.costmodel.operators.curves import fit_curve
-from trioflow.costmodel.uncertainty import (
-    ASSUMED_FACTOR,
-    LEFT_OUT_OPERATORS,
-    NEAREST_DISTANCE,
-    WIDEST_FACTOR,
-    Band,
-    find_band,
-    fit_bands,
-    fit_step_band,
-)
+from trioflow.costmodel.fits.classes import fit_class_curves
+from trioflow.costmodel.fits.collectives import fit_collective_model
+from trioflow.costmodel.fits.curves import fit_curve
+from trioflow.costmodel.fits.held_out import LEFT_OUT_OPERATORS, fit_bands, fit_step_band
+from trioflow.costmodel.operators.class_curves import ANY, find_class
+from trioflow.costmodel.uncertainty import ASSUMED_FACTOR, NEAREST_DISTANCE, WIDEST_FACTOR, Band, find_band
 from trioflow.datasets.catalogue import NODE_BANDWIDTHS, load_catalogue
 from trioflow.hardware.platform import load_platform
 from trioflow.network.across_nodes import NodeGroups

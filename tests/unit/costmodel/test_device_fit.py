@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError
-from trioflow.costmodel.operators import curves
-from trioflow.costmodel.operators.methods import DEVICE_METHODS, DeviceData, fit_device_data, fit_device_model
+from trioflow.costmodel.fits import curves
+from trioflow.costmodel.fits.operators import DEVICE_METHODS, DeviceData, fit_device_data, fit_device_model
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow_evaluation.fits.operators import COLUMNS, without_workload
 from trioflow_evaluation.tables import OPERATORS

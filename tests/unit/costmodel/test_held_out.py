@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from trioflow.costmodel.operators.class_curves import collect_rows
-from trioflow.costmodel.operators.model import METHODS
-from trioflow.costmodel.uncertainty import HeldOut, fit_step_band, hold_out
+from trioflow.costmodel.fits.classes import collect_rows
+from trioflow.costmodel.fits.held_out import HeldOut, fit_step_band, hold_out
+from trioflow.costmodel.fits.operators import METHODS
 
 from costmodel.synthetic import make_traces
 

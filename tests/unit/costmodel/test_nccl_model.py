@@ -15,28 +15,18 @@ import pandas as pd
 import pytest
 from trioflow.base.errors import InputError, TableError, TrioflowError
 from trioflow.cli.collectives import add_fit_collectives
-from trioflow.costmodel.collectives.methods import METHODS, conformal_band
-from trioflow.costmodel.collectives.model import (
-    COLLECTIVES,
+from trioflow.costmodel.collectives.methods import METHODS
+from trioflow.costmodel.collectives.model import COLLECTIVES, SAMPLE_COLUMNS, wire_factor
+from trioflow.costmodel.collectives.nccl import NcclMachine, choose, load_constants, parse_version, recognise_device
+from trioflow.costmodel.collectives.platform import PlatformCollectives, load_platform_collectives
+from trioflow.costmodel.fits.collectives import (
     MAX_POINTS,
-    SAMPLE_COLUMNS,
+    calibrate,
+    choose_rows,
+    conformal_band,
+    fit_platform_collectives,
     median_points,
     thin,
-    wire_factor,
-)
-from trioflow.costmodel.collectives.nccl import (
-    NcclMachine,
-    calibrate,
-    choose,
-    choose_rows,
-    load_constants,
-    parse_version,
-    recognise_device,
-)
-from trioflow.costmodel.collectives.platform import (
-    PlatformCollectives,
-    fit_platform_collectives,
-    load_platform_collectives,
 )
 from trioflow.formats.nccl_tests import import_nccl_tests
 from trioflow_evaluation.fits.collectives import PUBLIC_TABLES, PublicTable

@@ -2,7 +2,7 @@ import pandas as pd
 import pytest
 from trioflow import tables
 from trioflow.base.provenance import write_json
-from trioflow.costmodel.collectives.model import fit_collective_model
+from trioflow.costmodel.fits.collectives import fit_collective_model
 from trioflow.hardware.platform import load_platform
 from trioflow.measure.machine import describe_machine
 

@@ -12,7 +12,8 @@ from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import write_json
 from trioflow.base.units import s_to_ns
-from trioflow.costmodel.collectives.model import CollectiveTime, fit_collective_model
+from trioflow.costmodel.collectives.model import CollectiveTime
+from trioflow.costmodel.fits.collectives import fit_collective_model
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import load_platform

@@ -42,7 +42,7 @@ from trioflow.cli.output import (
     write_page,
 )
 from trioflow.costmodel.features import classify
-from trioflow.costmodel.operators.methods import AUTO, METHOD_NAMES, fit_named_model
+from trioflow.costmodel.fits.operators import AUTO, METHOD_NAMES, fit_named_model
 from trioflow.costmodel.overrides import write_operator_times
 from trioflow.engine.compiled.run import has_numba
 from trioflow.export.step_files import can_count_links, write_step

@@ -11,8 +11,8 @@ from trioflow.costmodel.collectives.platform import KIND, PlatformCollectives, l
 from trioflow.costmodel.device_times import DeviceTimes, lend_recorded_times, prepare_device_times
 from trioflow.costmodel.features import RowModel
 from trioflow.costmodel.files import SHIPPED_MODELS
-from trioflow.costmodel.operators.methods import UNFITTED
 from trioflow.costmodel.operators.model import load_operator_model
+from trioflow.costmodel.operators.unfitted import UNFITTED
 from trioflow.costmodel.overrides import load_overrides
 from trioflow.hardware.machine import Device, DeviceSheet, Platform, list_fitting, resolve_device
 from trioflow.hardware.platform import list_platforms, load_platform

@@ -20,9 +20,9 @@ from trioflow.base.precision_recipes import WORDS
 from trioflow.base.units import ns_to_s, s_to_ns
 from trioflow.costmodel.features import Floats, OperatorModel, RowModel, looks_at_rows
 from trioflow.costmodel.new_gpu.carry import derive_operator_model, load_new_gpu_model, new_gpu_interval, retime_trace
-from trioflow.costmodel.operators.methods import make_unfitted_model
 from trioflow.costmodel.operators.model import OperatorCostModel
 from trioflow.costmodel.operators.precision import VERSIONS, class_precision, in_precision, load_tensor_tables
+from trioflow.costmodel.operators.unfitted import make_unfitted_model
 from trioflow.costmodel.overrides import Overrides, apply_overrides, override_trace
 from trioflow.costmodel.uncertainty import WIDEST_FACTOR, combine_intervals
 from trioflow.hardware.machine import (

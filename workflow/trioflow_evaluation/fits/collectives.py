@@ -27,7 +27,8 @@ from trioflow.costmodel.collectives.model import (
     wire_factor,
 )
 from trioflow.costmodel.collectives.nccl import NcclMachine, load_constants
-from trioflow.costmodel.collectives.platform import PlatformCollectives, fit_platform_collectives
+from trioflow.costmodel.collectives.platform import PlatformCollectives
+from trioflow.costmodel.fits.collectives import fit_platform_collectives
 from trioflow.datasets.catalogue import NODE_BANDWIDTHS, load_catalogue
 
 from trioflow_evaluation import DATA

@@ -11,18 +11,15 @@ from trioflow.base.errors import InputError
 from trioflow.base.provenance import write_json
 from trioflow.costmodel.features import FEATURES, Floats
 from trioflow.costmodel.files import to_json
+from trioflow.costmodel.fits.curves import SHORTEST_S, choose_least, solve_nonnegative, split_groups
 from trioflow.costmodel.operators.curves import (
     NO_TILES,
-    SHORTEST_S,
     TILE_SETS,
     Curve,
-    choose_least,
     fill_device,
     join_times,
     problem_sizes,
     rounded,
-    solve_nonnegative,
-    split_groups,
 )
 from trioflow.costmodel.operators.precision import (
     FORMAT,

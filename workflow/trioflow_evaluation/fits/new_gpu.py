@@ -18,6 +18,8 @@ import pandas as pd
 from trioflow.base.errors import InputError
 from trioflow.costmodel.device_times import nearest_model
 from trioflow.costmodel.features import FEATURES, Floats, base_class, resize_batch
+from trioflow.costmodel.fits.held_out import MIN_RESIDUALS, fit_step_band
+from trioflow.costmodel.fits.operators import DeviceData
 from trioflow.costmodel.new_gpu.carry import ASSUMED, NewGpuBand, NewGpuModel, derive_operator_model, floor_of
 from trioflow.costmodel.new_gpu.rules import (
     CARRY_OVER,
@@ -35,17 +37,9 @@ from trioflow.costmodel.new_gpu.rules import (
 )
 from trioflow.costmodel.operators.class_curves import ANY
 from trioflow.costmodel.operators.curves import rounded
-from trioflow.costmodel.operators.methods import DeviceData
 from trioflow.costmodel.operators.model import OperatorCostModel
 from trioflow.costmodel.operators.products import PRODUCTS
-from trioflow.costmodel.uncertainty import (
-    COVERAGE,
-    MIN_RESIDUALS,
-    SHORTEST_S,
-    StepBand,
-    fit_step_band,
-    student_quantile,
-)
+from trioflow.costmodel.uncertainty import COVERAGE, SHORTEST_S, StepBand, student_quantile
 from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
 from trioflow.hardware.machine import FALLBACK_PRECISION, DeviceSheet, find_device, list_devices, load_device
 from trioflow.trace.store import Trace

@@ -21,7 +21,7 @@ import pandas as pd
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import digest_file
 from trioflow.base.units import us_to_ns
-from trioflow.costmodel.operators.methods import DeviceData, DeviceLimits, drop_equal, fit_device_model
+from trioflow.costmodel.fits.operators import DeviceData, DeviceLimits, drop_equal, fit_device_model
 from trioflow.datasets.catalogue import MODEL_TABLES, SINGLE_OPERATORS, STEP_TRACES, load_catalogue
 from trioflow.hardware.machine import find_device
 from trioflow.trace.store import Trace

@@ -31,7 +31,7 @@ from trioflow.costmodel.collectives.platform import PlatformCollectives
 from trioflow.costmodel.device_times import DeviceTimes, prepare_device_times
 from trioflow.costmodel.features import Floats, OperatorModel, RowModel, class_of_name
 from trioflow.costmodel.files import SHIPPED_MODELS
-from trioflow.costmodel.operators.methods import DeviceData, fit_device_data
+from trioflow.costmodel.fits.operators import DeviceData, fit_device_data
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.costmodel.uncertainty import NONE as UNANCHORED
 from trioflow.costmodel.uncertainty import RATIO, anchor_step

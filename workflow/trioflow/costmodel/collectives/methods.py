@@ -1,30 +1,19 @@
 """Methods that predict a collective from measured points: two baselines, NCCL's form, measured curves.
 
-How far predicted collectives miss what they were not fitted to, by how far away they are.
+How far each may be off, by how far away it is from what was measured.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import pandas as pd
 
 from trioflow.base.errors import InputError
-from trioflow.costmodel.collectives.model import (
-    UNCALIBRATED_FACTOR,
-    Curve,
-    Key,
-    count_steps,
-    each_curve,
-    halve,
-    make_curves,
-    wire_factor,
-)
-from trioflow.costmodel.collectives.nccl import Calibration, NcclMachine, calibrate, choose, load_constants
+from trioflow.costmodel.collectives.model import UNCALIBRATED_FACTOR, Curve, Key, count_steps, wire_factor
+from trioflow.costmodel.collectives.nccl import Calibration, NcclMachine, choose, load_constants
 from trioflow.costmodel.features import Floats
-from trioflow.costmodel.operators.curves import choose_least, rounded, solve_nonnegative
 from trioflow.costmodel.uncertainty import Interval
 
 METHODS = ("measured", "nccl", "alpha-beta", "one-bandwidth")
@@ -95,21 +84,6 @@ class OneBandwidth:
         return sizes / (rate or self.bytes_per_s)
 
 
-def fit_one_bandwidth(points: pd.DataFrame) -> OneBandwidth:
-    """Fit the bandwidth that misses all messages from ``LARGE_BYTES`` up least, in logarithms."""
-
-    def fit(rows: pd.DataFrame) -> float | None:
-        large = rows[rows["message_bytes"] >= LARGE_BYTES]
-        large = rows if large.empty else large
-        if large.empty:
-            return None
-        return float(np.exp(np.median(np.log(large["message_bytes"] / large["time_s"]))))
-
-    within = fit(points[points["nodes"] == 1])
-    between = fit(points[points["nodes"] > 1])
-    return OneBandwidth(within or between or math.nan, between)
-
-
 @dataclass(frozen=True)
 class Line:
     """Latency of a step and slope over bytes on the wire."""
@@ -140,21 +114,6 @@ def place(nodes: int) -> str:
     return "within" if nodes == 1 else "between"
 
 
-def fit_alpha_beta(points: pd.DataFrame) -> AlphaBeta:
-    """Fit latency and slope of every operation, least squared relative error over all its messages."""
-    lines = {}
-    for (collective, between), rows in points.groupby(["collective", points["nodes"] > 1]):
-        name = str(collective)
-        steps = rows["ranks"].map(lambda n, c=name: count_steps(c, int(n)))
-        wire = rows["ranks"].map(lambda n, c=name: wire_factor(c, int(n)))
-        columns = np.column_stack([steps, wire * rows["message_bytes"]]).astype(np.float64)
-        scale = columns.max(axis=0)
-        relative = columns / scale / rows["time_s"].to_numpy()[:, None]
-        line = solve_nonnegative(relative, np.ones(len(rows)))[0]
-        lines[name, "between" if between else "within"] = Line(float(line[0] / scale[0]), float(line[1] / scale[1]))
-    return AlphaBeta(lines)
-
-
 @dataclass(frozen=True)
 class Nccl:
     """NCCL's selection with its times scaled to the platform, for each operation."""
@@ -175,17 +134,6 @@ class Nccl:
                 collective, ranks, nodes, np.maximum(sizes, 1.0), self.machine, constants, calibration.in_switch_scale
             )
         )
-
-
-def fit_nccl(points: pd.DataFrame, machine: NcclMachine, library: str) -> Nccl:
-    """Calibrate every operation, within and between nodes apart."""
-    constants = load_constants(library)
-    found = {}
-    for (collective, between), rows in points.groupby(["collective", points["nodes"] > 1]):
-        found[str(collective), "between" if between else "within"] = calibrate(
-            str(collective), rows, machine, constants
-        )
-    return Nccl(machine, library, found)
 
 
 @dataclass(frozen=True)
@@ -260,37 +208,6 @@ class Measured:
         return np.where((sizes > x[0]) & (sizes < x[-1]), blend, straight)
 
 
-def choose_shape(points: pd.DataFrame, form: Nccl) -> str:
-    """Return the shape that misses every other size (large ones, where there are any) least, predicted from the rest."""
-    misses: dict[str, list[float]] = {shape: [] for shape in SHAPES}
-    for kept, left in halve(points):
-        curves = make_curves(kept)
-        for key, rows in each_curve(left):
-            if key not in curves:
-                continue
-            x = curves[key].message_bytes
-            sizes = rows["message_bytes"].to_numpy(np.float64)
-            inside = (sizes > x[0]) & (sizes < x[-1]) & (sizes >= LARGE_BYTES)
-            if inside.any():
-                times = rows["time_s"].to_numpy()[inside]
-                for shape in SHAPES:
-                    found = Measured(curves, form, shape).predict(key, sizes[inside])
-                    misses[shape].extend(np.abs(found / times - 1.0).tolist())
-    missed = [float(np.mean(misses[shape])) if misses[shape] else 0.0 for shape in SHAPES]
-    return SHAPES[choose_least(missed)]
-
-
-COVERAGE = 0.8
-MIN_RESIDUALS = 8
-"""Fewer residuals give no quantile that is finite at this coverage."""
-_BEYOND_DOUBLINGS = 3
-"""Largest sizes that are left out to learn how predictions fare above all measured sizes."""
-_WIDEST_LOG = math.log(100.0)
-
-Ways = Mapping[str, Method]
-Fit = Callable[[pd.DataFrame], Ways]
-
-
 _NEARER: Mapping[str, tuple[str, ...]] = {
     AT: (),
     SIZE: (AT,),
@@ -302,7 +219,6 @@ _NEARER: Mapping[str, tuple[str, ...]] = {
 """Situations nearer to what was measured than another."""
 
 ASSUMED = Interval(-math.log(UNCALIBRATED_FACTOR), math.log(UNCALIBRATED_FACTOR), 0)
-_BAND_DIGITS = 9
 BandKey = tuple[str, str, str]
 """Situation, ``within`` or ``between`` nodes, ``small`` or ``large``."""
 Bands = Mapping[BandKey, Interval]
@@ -313,138 +229,6 @@ def size_class(size: float) -> str:
     return "large" if size >= LARGE_BYTES else "small"
 
 
-def conformal_band(residuals: Floats) -> Interval:
-    """Return the split-conformal interval of residuals, half of the misses on each side.
-
-    Source: V. Vovk, A. Gammerman, G. Shafer, Algorithmic Learning in a Random World, Springer 2005:
-    of n residuals the ceil((n + 1)(1 - a))-th smallest covers the next one with probability 1 - a.
-    """
-    values = np.sort(residuals)
-    count = len(values)
-    rank = math.ceil((count + 1) * (1 + COVERAGE) / 2)
-    # The formulas' factors and their logarithms carry three digits less than the times.
-    high = rounded(values[min(rank, count) - 1], _BAND_DIGITS)
-    low = rounded(values[max(count - rank, 0)], _BAND_DIGITS)
-    return Interval(max(min(low, 0.0), -_WIDEST_LOG), min(max(high, 0.0), _WIDEST_LOG), count)
-
-
-class _Residuals:
-    """Held-out residuals by way to predict, situation and size."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, dict[BandKey, list[float]]] = {}
-
-    def note(
-        self,
-        name: str,
-        situation: str,
-        place: str,
-        rows: pd.DataFrame,
-        predicted_s: Floats,
-        doublings: Floats | float = 1.0,
-    ) -> None:
-        """Keep logarithms of measured over predicted times, for one doubling of the distance."""
-        logs = np.log(rows["time_s"].to_numpy(np.float64) / predicted_s) / doublings
-        kept = self.found.setdefault(name, {})
-        for size, value in zip(rows["message_bytes"], logs, strict=True):
-            kept.setdefault((situation, place, size_class(float(size))), []).append(float(value))
-
-    def predict(
-        self, ways: Ways, key: Key, situation: str, rows: pd.DataFrame, doublings: Floats | float = 1.0
-    ) -> None:
-        """Predict rows in every way and keep the residuals."""
-        sizes = rows["message_bytes"].to_numpy(np.float64)
-        for name, way in ways.items():
-            self.note(name, situation, place(key[2]), rows, way.predict(key, sizes), doublings)
-
-
-def fit_bands(
-    points: pd.DataFrame, samples: pd.DataFrame, fit: Fit, names: Iterable[str], situations: Iterable[str] = SITUATIONS
-) -> dict[str, dict[BandKey, Interval]]:
-    """Return the bands of every method (of some ``SITUATIONS``), from points that it did not see.
-
-    At a measured message the samples' repeats give the band.
-    """
-    residuals, wanted = _Residuals(), set(situations)
-    if AT in wanted:
-        _leave_repeats(samples, list(names), residuals)
-    left_out = [
-        *(_leave_sizes(points) if wanted & {SIZE, SIZE_BEYOND} else ()),
-        *(_leave_ranks(points) if wanted & {RANKS, RANKS_BEYOND} else ()),
-        *(_leave_operations(points) if OPERATION in wanted else ()),
-    ]
-    for kept, asked in left_out:
-        ways = fit(kept) if asked else {}
-        for key, situation, rows, doublings in asked:
-            residuals.predict(ways, key, situation, rows, doublings)
-    return {
-        name: {
-            key: conformal_band(np.array(values))
-            for key, values in sorted(found.items())
-            if len(values) >= MIN_RESIDUALS
-        }
-        for name, found in residuals.found.items()
-    }
-
-
-def _leave_repeats(samples: pd.DataFrame, names: list[str], residuals: _Residuals) -> None:
-    key = ["collective", "ranks", "nodes", "message_bytes", "library", "dataset"]
-    ordered = samples.sort_values([*key, "time_ns"])
-    counts = ordered.groupby(key)["time_ns"].transform("size")
-    for count in sorted(set(counts) - {1}):
-        same = ordered[counts == count]
-        times = same["time_ns"].to_numpy(np.float64).reshape(-1, count)
-        heads = same.iloc[::count]
-        for repeat in range(count):
-            others = np.median(np.delete(times, repeat, axis=1), axis=1)
-            rows = heads.assign(time_s=times[:, repeat])
-            for between, name in ((False, "within"), (True, "between")):
-                at = ((rows["nodes"] > 1) == between).to_numpy()
-                for way in names:
-                    residuals.note(way, AT, name, rows[at], others[at])
-
-
-LeftOut = tuple[pd.DataFrame, list[tuple[Key, str, pd.DataFrame, Any]]]
-"""Points that are kept, and those of a key to predict from them: situation, rows, doublings of the distance."""
-
-
-def _leave_sizes(points: pd.DataFrame) -> Iterator[LeftOut]:
-    """Let both halves of the sizes predict each other, and all but the largest the largest."""
-    for kept, left in halve(points):
-        spans = {key: rows["message_bytes"].agg(["min", "max"]) for key, rows in each_curve(kept)}
-        inside = (
-            (key, rows[rows["message_bytes"].between(*spans[key])]) for key, rows in each_curve(left) if key in spans
-        )
-        yield kept, [(key, SIZE, rows, 1.0) for key, rows in inside if len(rows)]
-    top = points.groupby(["collective", "ranks", "nodes"])["message_bytes"].transform("max")
-    far = points["message_bytes"] * 2**_BEYOND_DOUBLINGS > top
-    ends = {key: float(rows["message_bytes"].max()) for key, rows in each_curve(points[~far])}
-    yield (
-        points[~far],
-        [
-            (key, SIZE_BEYOND, rows, np.maximum(np.log2(rows["message_bytes"].to_numpy(np.float64) / ends[key]), 1.0))
-            for key, rows in each_curve(points[far])
-            if key in ends
-        ],
-    )
-
-
-def _leave_ranks(points: pd.DataFrame) -> Iterator[LeftOut]:
-    for _, left in points.groupby(["nodes", "ranks"]):
-        kept = points.drop(left.index)
-        asked = []
-        for key, rows in each_curve(left):
-            if known := _known_ranks(kept, key):
-                situation, doublings = rank_situation(key[1], known)
-                asked.append((key, situation, rows, max(doublings, 1.0)))
-        yield kept, asked
-
-
-def _known_ranks(points: pd.DataFrame, key: Key) -> list[int]:
-    same = (points["collective"] == key[0]) & (points["nodes"] == key[2])
-    return sorted({int(n) for n in points.loc[same, "ranks"]})
-
-
 def rank_situation(ranks: int, known: Iterable[int]) -> tuple[str, float]:
     """Return the situation of a number of ranks, and how many doublings it is beyond the known."""
     numbers = sorted(known)
@@ -453,21 +237,6 @@ def rank_situation(ranks: int, known: Iterable[int]) -> tuple[str, float]:
     if ranks > numbers[-1]:
         return RANKS_BEYOND, math.log2(ranks / numbers[-1])
     return (AT if ranks in numbers else RANKS), 0.0
-
-
-def _leave_operations(points: pd.DataFrame) -> Iterator[LeftOut]:
-    """Leave every operation out; its relatives speak for it."""
-    for collective, left in points.groupby("collective", sort=True):
-        kept = points.drop(left.index)
-        within = kept["nodes"] == 1
-        yield (
-            kept,
-            [
-                (key, OPERATION, rows, 1.0)
-                for key, rows in each_curve(left)
-                if {*kept.loc[within == (key[2] == 1), "collective"]} & {*RELATIVES[str(collective)]}
-            ],
-        )
 
 
 def find_band(bands: Bands, situation: str, nodes: int, size: float) -> Interval:

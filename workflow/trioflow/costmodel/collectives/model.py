@@ -2,32 +2,26 @@
 
 One measured curve: the time of a collective over the size of its message.
 
-Samples of collectives reduced to points, one time a message size, few enough to ship; curves through them.
-
 Collectives measured over whole nodes of a cluster, and the files of them that ship.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from trioflow import tables
-from trioflow.base.errors import InputError, TableError
+from trioflow.base.errors import InputError
 from trioflow.base.provenance import read_json, stamp, write_json
-from trioflow.base.units import NS_PER_S, ns_to_s
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.files import SHIPPED_MODELS, from_json, read_content, rows_from_json, rows_to_json
-from trioflow.costmodel.operators.curves import choose_least, rounded, solve, solve_nonnegative
-from trioflow.costmodel.uncertainty import COVERAGE, WIDEST_FACTOR
-from trioflow.tables import COLLECTIVE_SAMPLES, LOST_NS
+from trioflow.costmodel.uncertainty import WIDEST_FACTOR
 
 INTERPOLATIONS = ("log", "linear")
 """Straight between the logarithms of size and time, or between size and time themselves."""
@@ -38,8 +32,6 @@ UNKNOWN_VERSION = "NCCL of unknown version"
 """Library of samples that do not say."""
 
 _WIDEST_LOG = math.log(WIDEST_FACTOR)
-LINE = "alpha_beta"
-"""One line alpha + beta x bytes over all sizes, for comparison only."""
 
 
 @dataclass(frozen=True)
@@ -109,67 +101,6 @@ class MessageCurve(SizeCurve):
         return time_s, time_s * math.exp(-low), time_s * math.exp(high), confidence
 
 
-def fit_message_curve(sizes_bytes: Floats, times_ns: Floats) -> MessageCurve:
-    """Reduce samples, one entry each in bytes and ns (positive), to a monotone curve.
-
-    A size at which half of the samples are lost in noise (``LOST_NS``) was not measured: where another was, it takes
-    the time of the sizes around it.
-    """
-    sizes = np.unique(sizes_bytes)
-    measured = [np.median(times_ns[sizes_bytes == size]) > LOST_NS for size in sizes]
-    sizes = sizes[measured] if any(measured) else sizes
-    times_s = np.array([ns_to_s(float(value)) for value in times_ns])
-    groups = [times_s[sizes_bytes == size] for size in sizes]
-    medians = np.array([float(np.median(group)) for group in groups])
-    quantiles = np.array([np.quantile(group, COVERAGE) for group in groups])
-    alpha_s, beta_s_per_byte = _fit_line(sizes, medians)
-    methods = (*INTERPOLATIONS, LINE)
-    return MessageCurve(
-        message_bytes=sizes,
-        median_s=medians,
-        time_s=_monotone(medians),
-        low_factor=np.minimum(quantiles[:, 0] / medians, 1.0),
-        high_factor=np.maximum(quantiles[:, 1] / medians, 1.0),
-        repeats=np.array([float(len(group)) for group in groups]),
-        alpha_s=alpha_s,
-        beta_s_per_byte=beta_s_per_byte,
-        alpha_beta_errors=(alpha_s + beta_s_per_byte * sizes) / medians - 1.0,
-        left_out_errors={method: _leave_sizes_out(sizes, medians, method) for method in methods},
-    )
-
-
-def _fit_line(sizes: Floats, medians_s: Floats) -> tuple[float, float]:
-    """Return alpha [s] and beta [s/byte], not negative, of least squared relative error."""
-    columns = np.column_stack([np.ones_like(sizes), sizes])
-    scale = columns.max(axis=0, initial=1.0)
-    line = solve_nonnegative(columns / scale / medians_s[:, None], np.ones(len(sizes)))[0] / scale
-    return float(line[0]), float(line[1])
-
-
-def _monotone(times_s: Floats) -> Floats:
-    """Make times ascend; those that do already stay exactly as they are."""
-    from scipy.optimize import isotonic_regression
-
-    if np.all(np.diff(times_s) >= 0):
-        return times_s.copy()
-    return np.asarray(np.exp(isotonic_regression(np.log(times_s)).x), np.float64)
-
-
-def _leave_sizes_out(sizes: Floats, medians_s: Floats, method: str) -> list[float | None]:
-    """Return the relative error at every size, predicted from the other sizes' medians; None at the ends."""
-    errors: list[float | None] = [None] * len(sizes)
-    for position in range(1, len(errors) - 1):
-        others, known_s = np.delete(sizes, position), np.delete(medians_s, position)
-        size = float(sizes[position])
-        if method == LINE:
-            alpha_s, beta_s_per_byte = _fit_line(others, known_s)
-            predicted_s = alpha_s + beta_s_per_byte * size
-        else:
-            predicted_s = interpolate_time(others, _monotone(known_s), size, method)
-        errors[position] = float(predicted_s / medians_s[position] - 1.0)
-    return errors
-
-
 def interpolate_time(sizes: Floats, times: Floats, size: float, interpolation: str) -> float:
     """Return the time [s] of one size [bytes]; flat below, the last slope above."""
     last = len(sizes) - 1
@@ -199,12 +130,6 @@ def _extend(sizes: Floats, times: Floats, size: float) -> float:
     return float(times[-1] + slope * (size - sizes[-1]))
 
 
-MAX_POINTS = 48
-"""Denser curves are replaced by as many points, evenly spaced in the logarithm of the size."""
-_REWEIGHTINGS = 10
-"""Rounds that turn least squares into least absolute errors, to let outliers go."""
-_SMALLEST_WEIGHT_LOG = 1e-3
-
 Key = tuple[str, int, int]
 """Collective, ranks, nodes."""
 
@@ -216,106 +141,6 @@ class Curve(SizeCurve):
     library: str
     dataset: str
     samples: int  # How many samples it stands for
-
-
-def median_points(samples: pd.DataFrame) -> pd.DataFrame:
-    """Return the median ``time_s`` [s] and ``rounds`` of the repeats of every message, sorted by key.
-
-    Raises TableError when a column is missing or a collective is unknown. Raises InputError when
-    there is no sample.
-    """
-    key = ["collective", "ranks", "nodes", "library", "dataset", "message_bytes"]
-    missing = [name for name in (*key, "time_ns") if name not in samples.columns]
-    if missing:
-        raise TableError(f"collective samples have no column {', '.join(missing)}")
-    unknown = sorted(set(samples["collective"].unique()) - set(COLLECTIVES))
-    if unknown:
-        raise TableError(f"unknown collective {unknown[0]!r}", fix=f"use one of {', '.join(COLLECTIVES)}")
-    if samples.empty:
-        raise InputError("no collective sample to fit", fix="measure at least one collective")
-    times = samples.groupby(key, sort=True)["time_ns"]
-    points = times.median().rename("time_s").to_frame() / NS_PER_S
-    return points.assign(rounds=times.size()).reset_index()
-
-
-def each_curve(points: pd.DataFrame) -> Iterator[tuple[Key, pd.DataFrame]]:
-    """Yield the points of every collective, ranks and nodes, in order."""
-    ordered = points.sort_values(["collective", "ranks", "nodes", "message_bytes"])
-    for key, rows in ordered.groupby(["collective", "ranks", "nodes"], sort=True):
-        collective, ranks, nodes = cast(tuple[str, int, int], key)
-        yield (str(collective), int(ranks), int(nodes)), rows
-
-
-def thin(points: pd.DataFrame) -> pd.DataFrame:
-    """Replace dense curves by at most ``MAX_POINTS`` points each.
-
-    They are the corners of the line with the least absolute relative error over all measured times.
-    """
-    parts = []
-    for _, rows in each_curve(points):
-        if len(rows) <= MAX_POINTS:
-            parts.append(rows)
-            continue
-        sizes, times = rows["message_bytes"].to_numpy(np.float64), rows["time_s"].to_numpy()
-        corners = _space_evenly(sizes)
-        thinned = rows.iloc[[int(np.searchsorted(sizes, c)) for c in corners]]
-        parts.append(thinned.assign(time_s=_fit_corners(sizes, times, corners)))
-    return pd.concat(parts, ignore_index=True)
-
-
-def _space_evenly(sizes: Floats) -> Floats:
-    wanted = np.geomspace(sizes[0], sizes[-1], MAX_POINTS)
-    after = np.clip(np.searchsorted(sizes, wanted), 1, len(sizes) - 1)
-    nearest = np.where(wanted - sizes[after - 1] < sizes[after] - wanted, after - 1, after)
-    return np.asarray(sizes[np.unique(nearest)], np.float64)
-
-
-def _fit_corners(sizes: Floats, times: Floats, corners: Floats) -> Floats:
-    """Return the corners' times: least absolute relative error by reweighted least squares."""
-    hats = np.column_stack([np.interp(sizes, corners, unit) for unit in np.eye(len(corners))])
-    relative = hats / times[:, None]
-    weights = np.ones(len(sizes))
-    found: Floats = times[np.searchsorted(sizes, corners)]
-    for _ in range(_REWEIGHTINGS):
-        root = np.sqrt(weights)
-        found = solve(relative * root[:, None], root)
-        missed = np.abs(np.sum(relative * found, axis=1) - 1.0)
-        weights = 1.0 / np.maximum(missed, _SMALLEST_WEIGHT_LOG)
-    return np.asarray(np.maximum(found, times.min()), np.float64)
-
-
-def make_curves(points: pd.DataFrame) -> dict[Key, Curve]:
-    """Return a monotone curve for every key; InputError where two libraries or datasets measured the same."""
-    from scipy.optimize import isotonic_regression
-
-    curves = {}
-    for key, rows in each_curve(points):
-        sources = sorted(set(zip(rows["library"].tolist(), rows["dataset"].tolist(), strict=True)))
-        if len(sources) > 1:
-            raise InputError(
-                f"{key[0]} on {key[1]} ranks of {key[2]} nodes was measured more than once: "
-                + ", ".join(f"{library} of {dataset}" for library, dataset in sources),
-                fix="fit a model for each",
-            )
-        times = rows["time_s"].to_numpy(np.float64)
-        if np.any(np.diff(times) < 0):
-            pooled = np.exp(isotonic_regression(np.log(times)).x)
-            times = np.array([rounded(value) for value in pooled])
-        curves[key] = Curve(
-            rows["message_bytes"].to_numpy(np.float64),
-            np.asarray(times, np.float64),
-            str(rows["library"].iloc[0]),
-            str(rows["dataset"].iloc[0]),
-            int(rows["rounds"].sum()),
-        )
-    return curves
-
-
-def halve(points: pd.DataFrame) -> list[tuple[pd.DataFrame, pd.DataFrame]]:
-    """Return both ways of keeping every other size of each curve and leaving the rest."""
-    order = points.groupby(["collective", "ranks", "nodes"])["message_bytes"].rank(method="first")
-    odd = order.astype(int) % 2 == 1
-    return [(points[odd], points[~odd]), (points[~odd], points[odd])]
 
 
 KIND = "collective_cost_model"
@@ -455,71 +280,6 @@ class CollectiveCostModel:
                 "provenance": stamp(inputs, platform=self.platform, library=self.library),
             },
         )
-
-
-def fit_collective_model(samples: pd.DataFrame) -> CollectiveCostModel:
-    """Fit a curve for every (collective, ranks) of an undisturbed sweep, ``tables.COLLECTIVE_SAMPLES``.
-
-    One interpolation serves the whole model, so that few sizes do not choose it; the line alpha +
-    beta x bytes is for comparison only. Raises TableError when a column is missing or a value out
-    of range, InputError when there is no sample, or platforms or libraries are mixed.
-    """
-    _check_samples(samples)
-    curves: dict[tuple[str, int], MessageCurve] = {}
-    for key, rows in samples.groupby(["collective", "ranks"], sort=True):
-        collective, ranks = cast(tuple[str, int], key)
-        curves[str(collective), int(ranks)] = fit_message_curve(
-            rows["message_bytes"].to_numpy(np.float64), rows["time_ns"].to_numpy(np.float64)
-        )
-    methods = (*INTERPOLATIONS, LINE)
-    left_out = {method: [_known(curve, method) for curve in curves.values()] for method in methods}
-    left_out[f"{LINE}_left_out"] = left_out.pop(LINE)
-    left_out[LINE] = [curve.alpha_beta_errors for curve in curves.values()]
-    joined = {name: np.concatenate(errors) for name, errors in left_out.items()}
-    comparison = {name: float(np.mean(np.abs(one))) if len(one) else None for name, one in joined.items()}
-    chosen = INTERPOLATIONS[choose_least([comparison[name] or 0.0 for name in INTERPOLATIONS])]
-    for key, curve in curves.items():
-        if len(errors := _known(curve, chosen)):
-            miss = math.sqrt(float(np.mean(np.log1p(errors) ** 2)))
-            curves[key] = replace(curve, miss_factor=math.exp(miss))
-    return CollectiveCostModel(
-        platform=str(samples["platform"].iloc[0]),
-        library=str(samples["library"].iloc[0]),
-        interpolation=chosen,
-        curves=curves,
-        comparison=comparison,
-    )
-
-
-def _known(curve: MessageCurve, method: str) -> Floats:
-    """Return the errors of a method at a curve's left-out sizes."""
-    return np.array([error for error in curve.left_out_errors[method] if error is not None], np.float64)
-
-
-def _check_samples(samples: pd.DataFrame) -> None:
-    missing = [name for name in COLLECTIVE_SAMPLES.names if name not in samples.columns]
-    if missing:
-        raise TableError(f"collective samples have no column {', '.join(missing)}")
-    if samples.empty:
-        raise InputError("no collective sample to fit", fix="measure at least one collective")
-    for name in ("platform", "library"):
-        found = sorted(samples[name].astype(str).unique())
-        if len(found) > 1:
-            raise InputError(
-                f"samples of several values of {name} in one fit: {', '.join(found)}", fix="fit a model for each"
-            )
-    for row, (collective, ranks, size, time_ns) in enumerate(
-        samples[["collective", "ranks", "message_bytes", "time_ns"]].itertuples(index=False)
-    ):
-        if collective not in COLLECTIVES:
-            raise TableError(
-                f"unknown collective {collective!r}",
-                place=f"row {row}, column collective",
-                fix=f"use one of {', '.join(COLLECTIVES)}",
-            )
-        for name, value, least in (("ranks", ranks, 2), ("message_bytes", size, 0), ("time_ns", time_ns, 1)):
-            if not value >= least:
-                raise TableError(f"{value} is below {least}", place=f"row {row}, column {name}")
 
 
 def load_collective_model(path: str | Path) -> CollectiveCostModel:

@@ -12,12 +12,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import PACKAGE, read_json
 from trioflow.costmodel.features import Floats
-from trioflow.costmodel.operators.curves import choose_least
 
 _CONSTANTS = PACKAGE / "data" / "nccl_constants.json"
 PROTOCOLS = ("ll", "ll128", "simple")
@@ -244,17 +242,6 @@ def choose(
     )
 
 
-_IN_SWITCH_SCALES = (1.0, 1.25, 1.5)
-"""Tried for the bandwidth of in-switch reduction, which NCCL finds on the machine."""
-
-_PULL = 0.05
-"""Weight that keeps a factor near one where no measured message needs it."""
-_OUTLIER_LOG = 0.1
-"""Residuals beyond this count less than their square (soft L1)."""
-_TOLERANCE = 1e-14
-"""Relative change of loss and factors at which the search ends."""
-_DIGITS = 9
-"""Decimal places of a fitted factor's logarithm."""
 PARTS = 3
 
 
@@ -275,58 +262,3 @@ def scale_choices(scales: Any, choices: Choices) -> Any:
     """Return the times [s] of choices, each part times the factor whose logarithm is given."""
     factors = np.exp(scales.reshape(PARTS, len(PROTOCOLS)))[:, choices.protocol]
     return choices.base_s * factors[0] + choices.hop_s * factors[1] + choices.wire_s / factors[2]
-
-
-def choose_rows(
-    collective: str,
-    rows: pd.DataFrame,
-    machine: NcclMachine,
-    constants: Mapping[str, Any],
-    in_switch_scale: float = 1.0,
-) -> Choices:
-    """Return the choices of a table's messages: ``ranks``, ``nodes``, ``message_bytes`` [bytes]."""
-    algorithm = np.empty(len(rows), object)
-    protocol = np.zeros(len(rows), np.int64)
-    parts = np.zeros((PARTS, len(rows)))
-    ranks, nodes = rows["ranks"].to_numpy(), rows["nodes"].to_numpy()
-    sizes = rows["message_bytes"].to_numpy(np.float64)
-    for group in sorted(set(zip(ranks.tolist(), nodes.tolist(), strict=True))):
-        at = (ranks == group[0]) & (nodes == group[1])
-        found = choose(collective, *group, sizes[at], machine, constants, in_switch_scale)
-        algorithm[at], protocol[at] = found.algorithm, found.protocol
-        parts[:, at] = found.base_s, found.hop_s, found.wire_s
-    return Choices(algorithm.tolist(), protocol, *parts)
-
-
-def calibrate(collective: str, rows: pd.DataFrame, machine: NcclMachine, constants: Mapping[str, Any]) -> Calibration:
-    """Fit the factors of one operation to logarithms of ``time_s`` [s] of some messages [bytes].
-
-    The in-switch bandwidth is the one of ``_IN_SWITCH_SCALES`` that fits best.
-    """
-    from scipy.optimize import least_squares
-
-    target = np.log(rows["time_s"].to_numpy(np.float64))
-    tried = [1.0]
-    if machine.in_switch_reduction and collective == "all_reduce":
-        tried = list(_IN_SWITCH_SCALES)
-    costs, fitted = [], []
-    for in_switch_scale in tried:
-        choices = choose_rows(collective, rows, machine, constants, in_switch_scale)
-
-        def misses(scales: Any, choices: Choices = choices) -> Any:
-            return np.concatenate([np.log(scale_choices(scales, choices)) - target, _PULL * scales])
-
-        found = least_squares(
-            misses,
-            np.zeros(PARTS * len(PROTOCOLS)),
-            jac="cs",  # exact: the step along the imaginary axis loses no digit
-            loss="soft_l1",
-            f_scale=_OUTLIER_LOG,
-            ftol=_TOLERANCE,
-            xtol=_TOLERANCE,
-            gtol=_TOLERANCE,
-        )
-        scales = tuple(round(float(scale), _DIGITS) + 0.0 for scale in found.x)
-        costs.append(float(found.cost))
-        fitted.append(Calibration(scales, in_switch_scale))
-    return fitted[choose_least(costs)]

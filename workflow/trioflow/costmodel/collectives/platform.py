@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import write_json
@@ -20,7 +19,6 @@ from trioflow.costmodel.collectives.methods import (
     RANKS,
     RANKS_BEYOND,
     SHAPES,
-    SITUATIONS,
     SIZE,
     SIZE_BEYOND,
     AlphaBeta,
@@ -30,23 +28,10 @@ from trioflow.costmodel.collectives.methods import (
     Method,
     Nccl,
     OneBandwidth,
-    choose_shape,
     find_band,
-    fit_alpha_beta,
-    fit_bands,
-    fit_nccl,
-    fit_one_bandwidth,
     rank_situation,
 )
-from trioflow.costmodel.collectives.model import (
-    COLLECTIVES,
-    CollectiveTime,
-    Curve,
-    Key,
-    make_curves,
-    median_points,
-    thin,
-)
+from trioflow.costmodel.collectives.model import COLLECTIVES, CollectiveTime, Curve, Key
 from trioflow.costmodel.collectives.nccl import Calibration, NcclMachine
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.files import from_json, read_content, rows_from_json, rows_to_json, to_json
@@ -183,65 +168,6 @@ class PlatformCollectives:
                 "provenance": dict(self.provenance),
             },
         )
-
-
-def _fit_ways(points: pd.DataFrame, machine: NcclMachine, library: str) -> dict[str, Method]:
-    """Fit ways to predict to points, by name."""
-    form = fit_nccl(points, machine, library)
-    return {
-        "one-bandwidth": fit_one_bandwidth(points),
-        "alpha-beta": fit_alpha_beta(points),
-        "nccl": form,
-        "measured": Measured(make_curves(points), form, choose_shape(points, form)),
-    }
-
-
-def fit_platform_collectives(
-    samples: pd.DataFrame,
-    platform: str,
-    library: str,
-    machine: NcclMachine,
-    notes: str = "",
-    provenance: Mapping[str, Any] | None = None,
-    situations: Iterable[str] = SITUATIONS,
-) -> PlatformCollectives:
-    """Fit every method and its intervals to ``tables.read_public_samples``, each key from one library and dataset.
-
-    The library's version chooses NCCL's constants; ``network_bytes_per_s`` comes from measurements
-    between nodes where unknown. Raises TableError when a column is missing or a collective unknown,
-    InputError when there is no sample, or two sources measured the same.
-    """
-    points = thin(median_points(samples))
-    machine = _add_network(machine, points)
-    bands = fit_bands(points, samples, lambda rows: _fit_ways(rows, machine, library), METHODS, situations)
-    return PlatformCollectives(
-        platform,
-        library,
-        "measured",
-        machine,
-        _fit_ways(points, machine, library),
-        bands,
-        notes,
-        dict(provenance or {}),
-    )
-
-
-def _add_network(machine: NcclMachine, points: pd.DataFrame) -> NcclMachine:
-    """Return the machine with a rank's share of the network, read off the largest messages.
-
-    From a send between nodes, or else the ring's bytes of the collective with fewest ranks a node.
-    """
-    between = points[points["nodes"] > 1]
-    if machine.network_bytes_per_s is not None or between.empty:
-        return machine
-    sends = between[between["collective"] == "send"]
-    rows = sends if len(sends) else between
-    per_node = rows["ranks"] / rows["nodes"]
-    rows = rows[per_node == per_node.min()]
-    top = rows[rows["message_bytes"] == rows["message_bytes"].max()].iloc[0]
-    factor = 1.0 if len(sends) else 2.0 * (top["ranks"] - 1) / top["ranks"]
-    rate = factor * top["message_bytes"] / top["time_s"] / float(per_node.min() if not len(sends) else 1)
-    return replace(machine, network_bytes_per_s=float(rate))
 
 
 def load_platform_collectives(path: str | Path) -> PlatformCollectives:

@@ -1,39 +1,26 @@
-"""The cost model of operators, its file, and recorded operators at other sizes.
+"""The cost model of operators: how long one takes that was not measured, or not at this size.
 
 Recorded operators at other sizes: monotone in the size, and at most in proportion to it.
 
 Every model of trioflow's own rescales through :func:`rescale_rows`. A model's curve says how a time
 changes; whatever it says, twice the batch takes neither less time nor more than twice. Where a data
 sheet bounds times, no operator is faster than its roofline, and none is lost below it.
-
-The cost model of operators: how long one takes that was not measured, or not at this size.
-
-The file of an operator cost model: JSON, never code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
-from trioflow import tables
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import read_json, stamp, write_json
-from trioflow.costmodel.features import (
-    FEATURES,
-    Floats,
-    OperatorModel,
-    TraceLike,
-    base_class,
-    feature_matrix,
-    find_operator_model,
-)
+from trioflow.costmodel.features import FEATURES, Floats, base_class, feature_matrix
 from trioflow.costmodel.files import SHIPPED_MODELS, from_json, read_content, to_json
 from trioflow.costmodel.new_gpu.rules import CARRY_OVER, TENSOR_CLASSES, device_rates, roofline_s
 from trioflow.costmodel.operators.class_curves import (
@@ -45,29 +32,14 @@ from trioflow.costmodel.operators.class_curves import (
     Key,
     Positions,
     class_positions,
-    collect_rows,
     find_class,
-    fit_class_curves,
     load_small_kernels,
     predict_rows,
     recorded_times,
     sized_rows,
-    trace_names,
 )
-from trioflow.costmodel.operators.products import FLOP_TOLERANCE, PRODUCTS, read_columns, scale_products, work_matrix
-from trioflow.costmodel.uncertainty import (
-    LEFT_OUT_WORKLOADS,
-    WIDEST_FACTOR,
-    Band,
-    HeldOut,
-    StepBand,
-    find_band,
-    fit_bands,
-    fit_step_band,
-    hold_out,
-    log_distance,
-    relative_errors,
-)
+from trioflow.costmodel.operators.products import FLOP_TOLERANCE, PRODUCTS, read_columns, scale_products
+from trioflow.costmodel.uncertainty import WIDEST_FACTOR, Band, StepBand, find_band, log_distance
 from trioflow.hardware.machine import FALLBACK_PRECISION, DeviceSheet, find_sheet
 
 RowTimes = Callable[[pd.DataFrame], Floats]
@@ -284,74 +256,6 @@ class _ClassEntry:
     held_out: Mapping[str, float | None]
 
 
-def class_errors(held: HeldOut, resized: pd.DataFrame) -> dict[Key, dict[str, float | None]]:
-    """Return the held-out errors of every class for predicting and for rescaling."""
-    errors: dict[Key, dict[str, float | None]] = {}
-    for kind, frame in (("predict", held.rows), ("rescale", resized)):
-        for key, group in frame.groupby(["operator_class", "phase"], sort=True):
-            total, absolute = relative_errors(group)
-            entry = errors.setdefault(cast(Key, key), {})
-            entry[f"{kind}_error"], entry[f"{kind}_absolute_error"] = total, absolute
-    return errors
-
-
-def fit_table(curves: Mapping[Key, ClassCurve], held: HeldOut) -> pd.DataFrame:
-    """Return the rows of ``tables.OPERATOR_FIT``."""
-    total_s = float(held.rows["time_s"].sum())
-    entries = []
-    for key, group in held.rows.groupby(["operator_class", "phase"], sort=True):
-        operator_class, phase = cast(Key, key)
-        found = curves[operator_class, phase]
-        times = group["time_s"].to_numpy(np.float64)
-        left = times - found.predict(work_matrix(group))
-        spread = float(np.sum((times - times.mean()) ** 2))
-        error, absolute = relative_errors(group)
-        judged = held.basis == LEFT_OUT_WORKLOADS
-        entries.append(
-            {
-                "operator_class": operator_class,
-                "phase": phase,
-                "driver": found.driver,
-                "operators": found.rows,
-                "r_squared": 1.0 - float(np.sum(left**2)) / spread if spread > 0 else None,
-                "time_share": float(times.sum()) / total_s if total_s > 0 else 0.0,
-                "held_out_error": error if judged else None,
-                "held_out_absolute_error": absolute if judged else None,
-            }
-        )
-    frame = pd.DataFrame(entries, columns=tables.OPERATOR_FIT.names)
-    for name in ("r_squared", "held_out_error", "held_out_absolute_error"):
-        frame[name] = frame[name].astype("float64")
-    return frame
-
-
-METHODS = {"regression": "linear", "li": "driver", "roofline": "roofline", "power": "power"}
-"""Built-in methods and the form that each fits to every class.
-
-The default form was chosen by rescaling the step sums of four workloads (two CNNs, two
-transformers; one CPU core; batches two and four times apart) with the workload left out, on two
-sets of captures. Mean absolute errors in per cent, first and second set:
-
-======================================================  =====  =====
-regression                                                6.2    6.1
-roofline                                                  5.6    7.8
-roofline, one curve for all kinds of convolution           12    6.0
-power                                                      29     12
-li                                                         57     14
-exponents fitted to the pairs of batches alone             33     15
-regression, predicted difference added, not the ratio      12    5.7
-regression, the pairs' differences as further rows        7.2    6.5
-regression, a further slope above 32 MiB [1]_             8.1    8.9
-regression, outliers weighted down                        6.5    6.4
-======================================================  =====  =====
-
-Four workloads do not separate what lies within a point or two.
-``tests/unit/costmodel/test_held_out.py`` repeats the comparison of the built-in methods on
-made-up traces.
-
-.. [1] Where glibc maps fresh, unbacked pages for every tensor.
-"""
-
 _PREDICTION = ("time_s", "low_s", "high_s", "extrapolated")
 
 
@@ -505,43 +409,6 @@ class OperatorCostModel:
 def _prediction(index: pd.Index, time_s: Floats, low_s: Floats, high_s: Floats, outside: Any) -> pd.DataFrame:
     columns = dict(zip(_PREDICTION, (time_s, low_s, high_s, outside), strict=True))
     return pd.DataFrame(columns, index=index)
-
-
-def fit_operator_model(
-    traces: Sequence[TraceLike], *, method: str = "regression"
-) -> tuple[OperatorModel, pd.DataFrame]:
-    """Fit a model of operator cost to traces of one device, and return it with ``tables.OPERATOR_FIT``.
-
-    Errors and intervals need several workloads, each at two batches. ``regression``: constant and
-    slopes over FLOPs and bytes; ``li``: constant and the driver's slope; ``roofline``: constant and
-    the larger of compute and memory; ``power``; or a method registered under
-    ``trioflow.operator_models``. Coefficients are not negative and minimise squared relative errors
-    (``fit_class_curves``); workloads' names only leave them out, and held-out errors of one are
-    null. Raises InputError when there is nothing to fit, devices are mixed, or the method is
-    unknown, TraceError or TableError when a fact or column is missing or a value out of range.
-    """
-    if method not in METHODS:
-        fit = find_operator_model(method, METHODS)
-        return fit(traces)
-    rows = collect_rows(traces)
-    form = METHODS[method]
-    held = hold_out(rows, form)
-    curves = fit_class_curves(rows, form)
-    resized = held.pairs[~held.pairs["unchanged"].astype(bool)]
-    model = OperatorCostModel(
-        method=method,
-        device_name=traces[0].facts.device_name,
-        curves=curves,
-        predict_bands=fit_bands(held.rows, held.basis),
-        rescale_bands=fit_bands(resized, held.basis),
-        steps={
-            "predict": fit_step_band(held.rows, ["trace"], held.basis),
-            "rescale": fit_step_band(held.pairs, ["recorded_trace", "target_trace"], held.basis),
-        },
-        class_errors=class_errors(held, resized),
-        facts={"traces": trace_names(traces), "basis": held.basis},
-    )
-    return model, fit_table(curves, held)
 
 
 def load_operator_model(path: str | Path) -> OperatorCostModel:

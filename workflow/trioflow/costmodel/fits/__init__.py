@@ -1,0 +1,1 @@
+"""Fits of the models that predictions read; no prediction imports them."""

@@ -1,0 +1,655 @@
+"""Fits of collectives: samples reduced to points, curves through them, factors on NCCL's formulas, intervals from what is left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+
+from trioflow.base.errors import InputError, TableError
+from trioflow.base.units import NS_PER_S, ns_to_s
+from trioflow.costmodel.collectives.methods import (
+    AT,
+    LARGE_BYTES,
+    METHODS,
+    OPERATION,
+    RANKS,
+    RANKS_BEYOND,
+    RELATIVES,
+    SHAPES,
+    SITUATIONS,
+    SIZE,
+    SIZE_BEYOND,
+    AlphaBeta,
+    BandKey,
+    Line,
+    Measured,
+    Method,
+    Nccl,
+    OneBandwidth,
+    place,
+    rank_situation,
+    size_class,
+)
+from trioflow.costmodel.collectives.model import (
+    COLLECTIVES,
+    INTERPOLATIONS,
+    CollectiveCostModel,
+    Curve,
+    Key,
+    MessageCurve,
+    count_steps,
+    interpolate_time,
+    wire_factor,
+)
+from trioflow.costmodel.collectives.nccl import (
+    PARTS,
+    PROTOCOLS,
+    Calibration,
+    Choices,
+    NcclMachine,
+    choose,
+    load_constants,
+    scale_choices,
+)
+from trioflow.costmodel.collectives.platform import PlatformCollectives
+from trioflow.costmodel.features import Floats
+from trioflow.costmodel.fits.curves import choose_least, solve, solve_nonnegative
+from trioflow.costmodel.operators.curves import rounded
+from trioflow.costmodel.uncertainty import COVERAGE, Interval
+from trioflow.tables import COLLECTIVE_SAMPLES, LOST_NS
+
+LINE = "alpha_beta"
+"""One line alpha + beta x bytes over all sizes, for comparison only."""
+
+
+def fit_message_curve(sizes_bytes: Floats, times_ns: Floats) -> MessageCurve:
+    """Reduce samples, one entry each in bytes and ns (positive), to a monotone curve.
+
+    A size at which half of the samples are lost in noise (``LOST_NS``) was not measured: where another was, it takes
+    the time of the sizes around it.
+    """
+    sizes = np.unique(sizes_bytes)
+    measured = [np.median(times_ns[sizes_bytes == size]) > LOST_NS for size in sizes]
+    sizes = sizes[measured] if any(measured) else sizes
+    times_s = np.array([ns_to_s(float(value)) for value in times_ns])
+    groups = [times_s[sizes_bytes == size] for size in sizes]
+    medians = np.array([float(np.median(group)) for group in groups])
+    quantiles = np.array([np.quantile(group, COVERAGE) for group in groups])
+    alpha_s, beta_s_per_byte = _fit_line(sizes, medians)
+    methods = (*INTERPOLATIONS, LINE)
+    return MessageCurve(
+        message_bytes=sizes,
+        median_s=medians,
+        time_s=_monotone(medians),
+        low_factor=np.minimum(quantiles[:, 0] / medians, 1.0),
+        high_factor=np.maximum(quantiles[:, 1] / medians, 1.0),
+        repeats=np.array([float(len(group)) for group in groups]),
+        alpha_s=alpha_s,
+        beta_s_per_byte=beta_s_per_byte,
+        alpha_beta_errors=(alpha_s + beta_s_per_byte * sizes) / medians - 1.0,
+        left_out_errors={method: _leave_sizes_out(sizes, medians, method) for method in methods},
+    )
+
+
+def _fit_line(sizes: Floats, medians_s: Floats) -> tuple[float, float]:
+    """Return alpha [s] and beta [s/byte], not negative, of least squared relative error."""
+    columns = np.column_stack([np.ones_like(sizes), sizes])
+    scale = columns.max(axis=0, initial=1.0)
+    line = solve_nonnegative(columns / scale / medians_s[:, None], np.ones(len(sizes)))[0] / scale
+    return float(line[0]), float(line[1])
+
+
+def _monotone(times_s: Floats) -> Floats:
+    """Make times ascend; those that do already stay exactly as they are."""
+    from scipy.optimize import isotonic_regression
+
+    if np.all(np.diff(times_s) >= 0):
+        return times_s.copy()
+    return np.asarray(np.exp(isotonic_regression(np.log(times_s)).x), np.float64)
+
+
+def _leave_sizes_out(sizes: Floats, medians_s: Floats, method: str) -> list[float | None]:
+    """Return the relative error at every size, predicted from the other sizes' medians; None at the ends."""
+    errors: list[float | None] = [None] * len(sizes)
+    for position in range(1, len(errors) - 1):
+        others, known_s = np.delete(sizes, position), np.delete(medians_s, position)
+        size = float(sizes[position])
+        if method == LINE:
+            alpha_s, beta_s_per_byte = _fit_line(others, known_s)
+            predicted_s = alpha_s + beta_s_per_byte * size
+        else:
+            predicted_s = interpolate_time(others, _monotone(known_s), size, method)
+        errors[position] = float(predicted_s / medians_s[position] - 1.0)
+    return errors
+
+
+MAX_POINTS = 48
+"""Denser curves are replaced by as many points, evenly spaced in the logarithm of the size."""
+
+_REWEIGHTINGS = 10
+"""Rounds that turn least squares into least absolute errors, to let outliers go."""
+
+_SMALLEST_WEIGHT_LOG = 1e-3
+
+
+def median_points(samples: pd.DataFrame) -> pd.DataFrame:
+    """Return the median ``time_s`` [s] and ``rounds`` of the repeats of every message, sorted by key.
+
+    Raises TableError when a column is missing or a collective is unknown. Raises InputError when
+    there is no sample.
+    """
+    key = ["collective", "ranks", "nodes", "library", "dataset", "message_bytes"]
+    missing = [name for name in (*key, "time_ns") if name not in samples.columns]
+    if missing:
+        raise TableError(f"collective samples have no column {', '.join(missing)}")
+    unknown = sorted(set(samples["collective"].unique()) - set(COLLECTIVES))
+    if unknown:
+        raise TableError(f"unknown collective {unknown[0]!r}", fix=f"use one of {', '.join(COLLECTIVES)}")
+    if samples.empty:
+        raise InputError("no collective sample to fit", fix="measure at least one collective")
+    times = samples.groupby(key, sort=True)["time_ns"]
+    points = times.median().rename("time_s").to_frame() / NS_PER_S
+    return points.assign(rounds=times.size()).reset_index()
+
+
+def each_curve(points: pd.DataFrame) -> Iterator[tuple[Key, pd.DataFrame]]:
+    """Yield the points of every collective, ranks and nodes, in order."""
+    ordered = points.sort_values(["collective", "ranks", "nodes", "message_bytes"])
+    for key, rows in ordered.groupby(["collective", "ranks", "nodes"], sort=True):
+        collective, ranks, nodes = cast(tuple[str, int, int], key)
+        yield (str(collective), int(ranks), int(nodes)), rows
+
+
+def thin(points: pd.DataFrame) -> pd.DataFrame:
+    """Replace dense curves by at most ``MAX_POINTS`` points each.
+
+    They are the corners of the line with the least absolute relative error over all measured times.
+    """
+    parts = []
+    for _, rows in each_curve(points):
+        if len(rows) <= MAX_POINTS:
+            parts.append(rows)
+            continue
+        sizes, times = rows["message_bytes"].to_numpy(np.float64), rows["time_s"].to_numpy()
+        corners = _space_evenly(sizes)
+        thinned = rows.iloc[[int(np.searchsorted(sizes, c)) for c in corners]]
+        parts.append(thinned.assign(time_s=_fit_corners(sizes, times, corners)))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _space_evenly(sizes: Floats) -> Floats:
+    wanted = np.geomspace(sizes[0], sizes[-1], MAX_POINTS)
+    after = np.clip(np.searchsorted(sizes, wanted), 1, len(sizes) - 1)
+    nearest = np.where(wanted - sizes[after - 1] < sizes[after] - wanted, after - 1, after)
+    return np.asarray(sizes[np.unique(nearest)], np.float64)
+
+
+def _fit_corners(sizes: Floats, times: Floats, corners: Floats) -> Floats:
+    """Return the corners' times: least absolute relative error by reweighted least squares."""
+    hats = np.column_stack([np.interp(sizes, corners, unit) for unit in np.eye(len(corners))])
+    relative = hats / times[:, None]
+    weights = np.ones(len(sizes))
+    found: Floats = times[np.searchsorted(sizes, corners)]
+    for _ in range(_REWEIGHTINGS):
+        root = np.sqrt(weights)
+        found = solve(relative * root[:, None], root)
+        missed = np.abs(np.sum(relative * found, axis=1) - 1.0)
+        weights = 1.0 / np.maximum(missed, _SMALLEST_WEIGHT_LOG)
+    return np.asarray(np.maximum(found, times.min()), np.float64)
+
+
+def make_curves(points: pd.DataFrame) -> dict[Key, Curve]:
+    """Return a monotone curve for every key; InputError where two libraries or datasets measured the same."""
+    from scipy.optimize import isotonic_regression
+
+    curves = {}
+    for key, rows in each_curve(points):
+        sources = sorted(set(zip(rows["library"].tolist(), rows["dataset"].tolist(), strict=True)))
+        if len(sources) > 1:
+            raise InputError(
+                f"{key[0]} on {key[1]} ranks of {key[2]} nodes was measured more than once: "
+                + ", ".join(f"{library} of {dataset}" for library, dataset in sources),
+                fix="fit a model for each",
+            )
+        times = rows["time_s"].to_numpy(np.float64)
+        if np.any(np.diff(times) < 0):
+            pooled = np.exp(isotonic_regression(np.log(times)).x)
+            times = np.array([rounded(value) for value in pooled])
+        curves[key] = Curve(
+            rows["message_bytes"].to_numpy(np.float64),
+            np.asarray(times, np.float64),
+            str(rows["library"].iloc[0]),
+            str(rows["dataset"].iloc[0]),
+            int(rows["rounds"].sum()),
+        )
+    return curves
+
+
+def halve(points: pd.DataFrame) -> list[tuple[pd.DataFrame, pd.DataFrame]]:
+    """Return both ways of keeping every other size of each curve and leaving the rest."""
+    order = points.groupby(["collective", "ranks", "nodes"])["message_bytes"].rank(method="first")
+    odd = order.astype(int) % 2 == 1
+    return [(points[odd], points[~odd]), (points[~odd], points[odd])]
+
+
+def fit_collective_model(samples: pd.DataFrame) -> CollectiveCostModel:
+    """Fit a curve for every (collective, ranks) of an undisturbed sweep, ``tables.COLLECTIVE_SAMPLES``.
+
+    One interpolation serves the whole model, so that few sizes do not choose it; the line alpha +
+    beta x bytes is for comparison only. Raises TableError when a column is missing or a value out
+    of range, InputError when there is no sample, or platforms or libraries are mixed.
+    """
+    _check_samples(samples)
+    curves: dict[tuple[str, int], MessageCurve] = {}
+    for key, rows in samples.groupby(["collective", "ranks"], sort=True):
+        collective, ranks = cast(tuple[str, int], key)
+        curves[str(collective), int(ranks)] = fit_message_curve(
+            rows["message_bytes"].to_numpy(np.float64), rows["time_ns"].to_numpy(np.float64)
+        )
+    methods = (*INTERPOLATIONS, LINE)
+    left_out = {method: [_known(curve, method) for curve in curves.values()] for method in methods}
+    left_out[f"{LINE}_left_out"] = left_out.pop(LINE)
+    left_out[LINE] = [curve.alpha_beta_errors for curve in curves.values()]
+    joined = {name: np.concatenate(errors) for name, errors in left_out.items()}
+    comparison = {name: float(np.mean(np.abs(one))) if len(one) else None for name, one in joined.items()}
+    chosen = INTERPOLATIONS[choose_least([comparison[name] or 0.0 for name in INTERPOLATIONS])]
+    for key, curve in curves.items():
+        if len(errors := _known(curve, chosen)):
+            miss = math.sqrt(float(np.mean(np.log1p(errors) ** 2)))
+            curves[key] = replace(curve, miss_factor=math.exp(miss))
+    return CollectiveCostModel(
+        platform=str(samples["platform"].iloc[0]),
+        library=str(samples["library"].iloc[0]),
+        interpolation=chosen,
+        curves=curves,
+        comparison=comparison,
+    )
+
+
+def _known(curve: MessageCurve, method: str) -> Floats:
+    """Return the errors of a method at a curve's left-out sizes."""
+    return np.array([error for error in curve.left_out_errors[method] if error is not None], np.float64)
+
+
+def _check_samples(samples: pd.DataFrame) -> None:
+    missing = [name for name in COLLECTIVE_SAMPLES.names if name not in samples.columns]
+    if missing:
+        raise TableError(f"collective samples have no column {', '.join(missing)}")
+    if samples.empty:
+        raise InputError("no collective sample to fit", fix="measure at least one collective")
+    for name in ("platform", "library"):
+        found = sorted(samples[name].astype(str).unique())
+        if len(found) > 1:
+            raise InputError(
+                f"samples of several values of {name} in one fit: {', '.join(found)}", fix="fit a model for each"
+            )
+    for row, (collective, ranks, size, time_ns) in enumerate(
+        samples[["collective", "ranks", "message_bytes", "time_ns"]].itertuples(index=False)
+    ):
+        if collective not in COLLECTIVES:
+            raise TableError(
+                f"unknown collective {collective!r}",
+                place=f"row {row}, column collective",
+                fix=f"use one of {', '.join(COLLECTIVES)}",
+            )
+        for name, value, least in (("ranks", ranks, 2), ("message_bytes", size, 0), ("time_ns", time_ns, 1)):
+            if not value >= least:
+                raise TableError(f"{value} is below {least}", place=f"row {row}, column {name}")
+
+
+def fit_one_bandwidth(points: pd.DataFrame) -> OneBandwidth:
+    """Fit the bandwidth that misses all messages from ``LARGE_BYTES`` up least, in logarithms."""
+
+    def fit(rows: pd.DataFrame) -> float | None:
+        large = rows[rows["message_bytes"] >= LARGE_BYTES]
+        large = rows if large.empty else large
+        if large.empty:
+            return None
+        return float(np.exp(np.median(np.log(large["message_bytes"] / large["time_s"]))))
+
+    within = fit(points[points["nodes"] == 1])
+    between = fit(points[points["nodes"] > 1])
+    return OneBandwidth(within or between or math.nan, between)
+
+
+def fit_alpha_beta(points: pd.DataFrame) -> AlphaBeta:
+    """Fit latency and slope of every operation, least squared relative error over all its messages."""
+    lines = {}
+    for (collective, between), rows in points.groupby(["collective", points["nodes"] > 1]):
+        name = str(collective)
+        steps = rows["ranks"].map(lambda n, c=name: count_steps(c, int(n)))
+        wire = rows["ranks"].map(lambda n, c=name: wire_factor(c, int(n)))
+        columns = np.column_stack([steps, wire * rows["message_bytes"]]).astype(np.float64)
+        scale = columns.max(axis=0)
+        relative = columns / scale / rows["time_s"].to_numpy()[:, None]
+        line = solve_nonnegative(relative, np.ones(len(rows)))[0]
+        lines[name, "between" if between else "within"] = Line(float(line[0] / scale[0]), float(line[1] / scale[1]))
+    return AlphaBeta(lines)
+
+
+def fit_nccl(points: pd.DataFrame, machine: NcclMachine, library: str) -> Nccl:
+    """Calibrate every operation, within and between nodes apart."""
+    constants = load_constants(library)
+    found = {}
+    for (collective, between), rows in points.groupby(["collective", points["nodes"] > 1]):
+        found[str(collective), "between" if between else "within"] = calibrate(
+            str(collective), rows, machine, constants
+        )
+    return Nccl(machine, library, found)
+
+
+def choose_shape(points: pd.DataFrame, form: Nccl) -> str:
+    """Return the shape that misses every other size (large ones, where there are any) least, predicted from the rest."""
+    misses: dict[str, list[float]] = {shape: [] for shape in SHAPES}
+    for kept, left in halve(points):
+        curves = make_curves(kept)
+        for key, rows in each_curve(left):
+            if key not in curves:
+                continue
+            x = curves[key].message_bytes
+            sizes = rows["message_bytes"].to_numpy(np.float64)
+            inside = (sizes > x[0]) & (sizes < x[-1]) & (sizes >= LARGE_BYTES)
+            if inside.any():
+                times = rows["time_s"].to_numpy()[inside]
+                for shape in SHAPES:
+                    found = Measured(curves, form, shape).predict(key, sizes[inside])
+                    misses[shape].extend(np.abs(found / times - 1.0).tolist())
+    missed = [float(np.mean(misses[shape])) if misses[shape] else 0.0 for shape in SHAPES]
+    return SHAPES[choose_least(missed)]
+
+
+MIN_RESIDUALS = 8
+"""Fewer residuals give no quantile that is finite at this coverage."""
+
+_BEYOND_DOUBLINGS = 3
+"""Largest sizes that are left out to learn how predictions fare above all measured sizes."""
+
+_WIDEST_LOG = math.log(100.0)
+
+Ways = Mapping[str, Method]
+
+Fit = Callable[[pd.DataFrame], Ways]
+
+_BAND_DIGITS = 9
+
+
+def conformal_band(residuals: Floats) -> Interval:
+    """Return the split-conformal interval of residuals, half of the misses on each side.
+
+    Source: V. Vovk, A. Gammerman, G. Shafer, Algorithmic Learning in a Random World, Springer 2005:
+    of n residuals the ceil((n + 1)(1 - a))-th smallest covers the next one with probability 1 - a.
+    """
+    values = np.sort(residuals)
+    count = len(values)
+    rank = math.ceil((count + 1) * COVERAGE[1])
+    # The formulas' factors and their logarithms carry three digits less than the times.
+    high = rounded(values[min(rank, count) - 1], _BAND_DIGITS)
+    low = rounded(values[max(count - rank, 0)], _BAND_DIGITS)
+    return Interval(max(min(low, 0.0), -_WIDEST_LOG), min(max(high, 0.0), _WIDEST_LOG), count)
+
+
+class _Residuals:
+    """Held-out residuals by way to predict, situation and size."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[BandKey, list[float]]] = {}
+
+    def note(
+        self,
+        name: str,
+        situation: str,
+        place: str,
+        rows: pd.DataFrame,
+        predicted_s: Floats,
+        doublings: Floats | float = 1.0,
+    ) -> None:
+        """Keep logarithms of measured over predicted times, for one doubling of the distance."""
+        logs = np.log(rows["time_s"].to_numpy(np.float64) / predicted_s) / doublings
+        kept = self.found.setdefault(name, {})
+        for size, value in zip(rows["message_bytes"], logs, strict=True):
+            kept.setdefault((situation, place, size_class(float(size))), []).append(float(value))
+
+    def predict(
+        self, ways: Ways, key: Key, situation: str, rows: pd.DataFrame, doublings: Floats | float = 1.0
+    ) -> None:
+        """Predict rows in every way and keep the residuals."""
+        sizes = rows["message_bytes"].to_numpy(np.float64)
+        for name, way in ways.items():
+            self.note(name, situation, place(key[2]), rows, way.predict(key, sizes), doublings)
+
+
+def fit_bands(
+    points: pd.DataFrame, samples: pd.DataFrame, fit: Fit, names: Iterable[str], situations: Iterable[str] = SITUATIONS
+) -> dict[str, dict[BandKey, Interval]]:
+    """Return the bands of every method (of some ``SITUATIONS``), from points that it did not see.
+
+    At a measured message the samples' repeats give the band.
+    """
+    residuals, wanted = _Residuals(), set(situations)
+    if AT in wanted:
+        _leave_repeats(samples, list(names), residuals)
+    left_out = [
+        *(_leave_sizes(points) if wanted & {SIZE, SIZE_BEYOND} else ()),
+        *(_leave_ranks(points) if wanted & {RANKS, RANKS_BEYOND} else ()),
+        *(_leave_operations(points) if OPERATION in wanted else ()),
+    ]
+    for kept, asked in left_out:
+        ways = fit(kept) if asked else {}
+        for key, situation, rows, doublings in asked:
+            residuals.predict(ways, key, situation, rows, doublings)
+    return {
+        name: {
+            key: conformal_band(np.array(values))
+            for key, values in sorted(found.items())
+            if len(values) >= MIN_RESIDUALS
+        }
+        for name, found in residuals.found.items()
+    }
+
+
+def _leave_repeats(samples: pd.DataFrame, names: list[str], residuals: _Residuals) -> None:
+    key = ["collective", "ranks", "nodes", "message_bytes", "library", "dataset"]
+    ordered = samples.sort_values([*key, "time_ns"])
+    counts = ordered.groupby(key)["time_ns"].transform("size")
+    for count in sorted(set(counts) - {1}):
+        same = ordered[counts == count]
+        times = same["time_ns"].to_numpy(np.float64).reshape(-1, count)
+        heads = same.iloc[::count]
+        for repeat in range(count):
+            others = np.median(np.delete(times, repeat, axis=1), axis=1)
+            rows = heads.assign(time_s=times[:, repeat])
+            for between, name in ((False, "within"), (True, "between")):
+                at = ((rows["nodes"] > 1) == between).to_numpy()
+                for way in names:
+                    residuals.note(way, AT, name, rows[at], others[at])
+
+
+LeftOut = tuple[pd.DataFrame, list[tuple[Key, str, pd.DataFrame, Any]]]
+"""Points that are kept, and those of a key to predict from them: situation, rows, doublings of the distance."""
+
+
+def _leave_sizes(points: pd.DataFrame) -> Iterator[LeftOut]:
+    """Let both halves of the sizes predict each other, and all but the largest the largest."""
+    for kept, left in halve(points):
+        spans = {key: rows["message_bytes"].agg(["min", "max"]) for key, rows in each_curve(kept)}
+        inside = (
+            (key, rows[rows["message_bytes"].between(*spans[key])]) for key, rows in each_curve(left) if key in spans
+        )
+        yield kept, [(key, SIZE, rows, 1.0) for key, rows in inside if len(rows)]
+    top = points.groupby(["collective", "ranks", "nodes"])["message_bytes"].transform("max")
+    far = points["message_bytes"] * 2**_BEYOND_DOUBLINGS > top
+    ends = {key: float(rows["message_bytes"].max()) for key, rows in each_curve(points[~far])}
+    yield (
+        points[~far],
+        [
+            (key, SIZE_BEYOND, rows, np.maximum(np.log2(rows["message_bytes"].to_numpy(np.float64) / ends[key]), 1.0))
+            for key, rows in each_curve(points[far])
+            if key in ends
+        ],
+    )
+
+
+def _leave_ranks(points: pd.DataFrame) -> Iterator[LeftOut]:
+    for _, left in points.groupby(["nodes", "ranks"]):
+        kept = points.drop(left.index)
+        asked = []
+        for key, rows in each_curve(left):
+            if known := _known_ranks(kept, key):
+                situation, doublings = rank_situation(key[1], known)
+                asked.append((key, situation, rows, max(doublings, 1.0)))
+        yield kept, asked
+
+
+def _known_ranks(points: pd.DataFrame, key: Key) -> list[int]:
+    same = (points["collective"] == key[0]) & (points["nodes"] == key[2])
+    return sorted({int(n) for n in points.loc[same, "ranks"]})
+
+
+def _leave_operations(points: pd.DataFrame) -> Iterator[LeftOut]:
+    """Leave every operation out; its relatives speak for it."""
+    for collective, left in points.groupby("collective", sort=True):
+        kept = points.drop(left.index)
+        within = kept["nodes"] == 1
+        yield (
+            kept,
+            [
+                (key, OPERATION, rows, 1.0)
+                for key, rows in each_curve(left)
+                if {*kept.loc[within == (key[2] == 1), "collective"]} & {*RELATIVES[str(collective)]}
+            ],
+        )
+
+
+def _fit_ways(points: pd.DataFrame, machine: NcclMachine, library: str) -> dict[str, Method]:
+    """Fit ways to predict to points, by name."""
+    form = fit_nccl(points, machine, library)
+    return {
+        "one-bandwidth": fit_one_bandwidth(points),
+        "alpha-beta": fit_alpha_beta(points),
+        "nccl": form,
+        "measured": Measured(make_curves(points), form, choose_shape(points, form)),
+    }
+
+
+def fit_platform_collectives(
+    samples: pd.DataFrame,
+    platform: str,
+    library: str,
+    machine: NcclMachine,
+    notes: str = "",
+    provenance: Mapping[str, Any] | None = None,
+    situations: Iterable[str] = SITUATIONS,
+) -> PlatformCollectives:
+    """Fit every method and its intervals to ``tables.read_public_samples``, each key from one library and dataset.
+
+    The library's version chooses NCCL's constants; ``network_bytes_per_s`` comes from measurements
+    between nodes where unknown. Raises TableError when a column is missing or a collective unknown,
+    InputError when there is no sample, or two sources measured the same.
+    """
+    points = thin(median_points(samples))
+    machine = _add_network(machine, points)
+    bands = fit_bands(points, samples, lambda rows: _fit_ways(rows, machine, library), METHODS, situations)
+    return PlatformCollectives(
+        platform,
+        library,
+        "measured",
+        machine,
+        _fit_ways(points, machine, library),
+        bands,
+        notes,
+        dict(provenance or {}),
+    )
+
+
+def _add_network(machine: NcclMachine, points: pd.DataFrame) -> NcclMachine:
+    """Return the machine with a rank's share of the network, read off the largest messages.
+
+    From a send between nodes, or else the ring's bytes of the collective with fewest ranks a node.
+    """
+    between = points[points["nodes"] > 1]
+    if machine.network_bytes_per_s is not None or between.empty:
+        return machine
+    sends = between[between["collective"] == "send"]
+    rows = sends if len(sends) else between
+    per_node = rows["ranks"] / rows["nodes"]
+    rows = rows[per_node == per_node.min()]
+    top = rows[rows["message_bytes"] == rows["message_bytes"].max()].iloc[0]
+    factor = 1.0 if len(sends) else 2.0 * (top["ranks"] - 1) / top["ranks"]
+    rate = factor * top["message_bytes"] / top["time_s"] / float(per_node.min() if not len(sends) else 1)
+    return replace(machine, network_bytes_per_s=float(rate))
+
+
+_IN_SWITCH_SCALES = (1.0, 1.25, 1.5)
+"""Tried for the bandwidth of in-switch reduction, which NCCL finds on the machine."""
+
+_PULL = 0.05
+"""Weight that keeps a factor near one where no measured message needs it."""
+
+_OUTLIER_LOG = 0.1
+"""Residuals beyond this count less than their square (soft L1)."""
+
+_TOLERANCE = 1e-14
+"""Relative change of loss and factors at which the search ends."""
+
+_DIGITS = 9
+"""Decimal places of a fitted factor's logarithm."""
+
+
+def choose_rows(
+    collective: str,
+    rows: pd.DataFrame,
+    machine: NcclMachine,
+    constants: Mapping[str, Any],
+    in_switch_scale: float = 1.0,
+) -> Choices:
+    """Return the choices of a table's messages: ``ranks``, ``nodes``, ``message_bytes`` [bytes]."""
+    algorithm = np.empty(len(rows), object)
+    protocol = np.zeros(len(rows), np.int64)
+    parts = np.zeros((PARTS, len(rows)))
+    ranks, nodes = rows["ranks"].to_numpy(), rows["nodes"].to_numpy()
+    sizes = rows["message_bytes"].to_numpy(np.float64)
+    for group in sorted(set(zip(ranks.tolist(), nodes.tolist(), strict=True))):
+        at = (ranks == group[0]) & (nodes == group[1])
+        found = choose(collective, *group, sizes[at], machine, constants, in_switch_scale)
+        algorithm[at], protocol[at] = found.algorithm, found.protocol
+        parts[:, at] = found.base_s, found.hop_s, found.wire_s
+    return Choices(algorithm.tolist(), protocol, *parts)
+
+
+def calibrate(collective: str, rows: pd.DataFrame, machine: NcclMachine, constants: Mapping[str, Any]) -> Calibration:
+    """Fit the factors of one operation to logarithms of ``time_s`` [s] of some messages [bytes].
+
+    The in-switch bandwidth is the one of ``_IN_SWITCH_SCALES`` that fits best.
+    """
+    from scipy.optimize import least_squares
+
+    target = np.log(rows["time_s"].to_numpy(np.float64))
+    tried = [1.0]
+    if machine.in_switch_reduction and collective == "all_reduce":
+        tried = list(_IN_SWITCH_SCALES)
+    costs, fitted = [], []
+    for in_switch_scale in tried:
+        choices = choose_rows(collective, rows, machine, constants, in_switch_scale)
+
+        def misses(scales: Any, choices: Choices = choices) -> Any:
+            return np.concatenate([np.log(scale_choices(scales, choices)) - target, _PULL * scales])
+
+        found = least_squares(
+            misses,
+            np.zeros(PARTS * len(PROTOCOLS)),
+            jac="cs",  # exact: the step along the imaginary axis loses no digit
+            loss="soft_l1",
+            f_scale=_OUTLIER_LOG,
+            ftol=_TOLERANCE,
+            xtol=_TOLERANCE,
+            gtol=_TOLERANCE,
+        )
+        scales = tuple(round(float(scale), _DIGITS) + 0.0 for scale in found.x)
+        costs.append(float(found.cost))
+        fitted.append(Calibration(scales, in_switch_scale))
+    return fitted[choose_least(costs)]
