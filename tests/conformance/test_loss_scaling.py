@@ -5,7 +5,8 @@ from captured import BATCH, TRANSFORMER, capture_raw
 from test_messages import Same, run_plans
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
-from trioflow.parallel.programs.staged import FINDS_OVERFLOW, FLAG_BYTES
+from trioflow.parallel.programs.staged import FINDS_OVERFLOW
+from trioflow.parallel.programs.units import FLAG_BYTES
 from trioflow.tables import records
 from trioflow.trace.profile.merge import merge_trace
 

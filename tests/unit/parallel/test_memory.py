@@ -20,7 +20,7 @@ from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.memory.peak import CONTEXT_BYTES, LIKELY, count_outside, count_plan_outside, load_survival
 from trioflow.parallel.memory.profile import HeldMemory, Lifetimes, StorageTable, profile_rank
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.parallel.programs.builder import size_update
+from trioflow.parallel.programs.offload import size_update
 from trioflow.prediction.answer import describe_memory
 from trioflow.prediction.assembly import predict, prepare_step
 from trioflow.trace.repeat import repeat_layers

@@ -215,7 +215,8 @@ def test_copied_micro_batches_are_those_that_run_one_by_one(monkeypatch, transfo
     ask = partial(extrapolate, transformer_trace, plan, MODEL, batch=batch, host=host)
     added = Counter()
     monkeypatch.setattr(StagedRank, "in_rows", False)
-    monkeypatch.setattr(TaskGraphBuilder, "add", count_calls(TaskGraphBuilder.add, added))
+    for name in ("add", "add_rows"):
+        monkeypatch.setattr(TaskGraphBuilder, name, count_calls(getattr(TaskGraphBuilder, name), added))
     copied, calls = ask(), added.total()
     monkeypatch.setattr(StagedRank, "repeats", False)
     assert_same(copied, ask())
@@ -242,7 +243,8 @@ def test_operators_added_at_once_are_those_added_one_by_one(monkeypatch, transfo
     plan = make_plan(**IN_ROWS[name]) if IN_ROWS[name] else plan_of(name, data=2)
     ask = partial(extrapolate, trace, plan, MODEL, batch=plan.data * plan.pieces * BATCH)
     added = Counter()
-    monkeypatch.setattr(TaskGraphBuilder, "add", count_calls(TaskGraphBuilder.add, added))
+    for name in ("add", "add_rows"):
+        monkeypatch.setattr(TaskGraphBuilder, name, count_calls(getattr(TaskGraphBuilder, name), added))
     at_once, calls = ask(), added.total()
     monkeypatch.setattr(StagedRank, "in_rows", False)
     assert_same(at_once, ask())

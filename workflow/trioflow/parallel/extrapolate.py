@@ -51,15 +51,11 @@ from trioflow.parallel.memory.peak import (
     take_curves,
 )
 from trioflow.parallel.plan import Stages, check_plan, choose_stages, describe_plan, fit_framework, micro_batch_sizes
-from trioflow.parallel.programs.builder import (
-    ProgramBuilder,
-    RankProgram,
-    plan_activations,
-    read_host_rates,
-    size_update,
-)
-from trioflow.parallel.programs.staged import PartitionedRank, StagedRank, UnitRank
+from trioflow.parallel.programs.builder import ProgramBuilder, RankProgram
+from trioflow.parallel.programs.offload import plan_activations, read_host_rates, size_update
+from trioflow.parallel.programs.staged import PartitionedRank, StagedRank
 from trioflow.parallel.programs.stages import StageWorks
+from trioflow.parallel.programs.units import UnitRank
 from trioflow.parallel.reference import OperatorTimes, Reference, choose_reference, predict_times, without_communication
 from trioflow.parallel.remembered import remembered, remembering_within
 from trioflow.parallel.schedules.build import plan_schedule

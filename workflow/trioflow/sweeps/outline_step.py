@@ -1,6 +1,6 @@
 """The step of an outline: a schedule's actions with summed times, gradients exchanged, memory at least.
 
-Outlines of ``fully_shard``: the order of ``programs.staged`` with sums, clocks for compute and communicator.
+Outlines of ``fully_shard``: the order of ``programs.units`` with sums, clocks for compute and communicator.
 """
 
 import itertools
@@ -13,7 +13,7 @@ import numpy as np
 from trioflow.base.experiments import Plan
 from trioflow.parallel.extrapolate import holds_host
 from trioflow.parallel.plan import micro_batch_sizes
-from trioflow.parallel.programs.staged import cost_units
+from trioflow.parallel.programs.units import cost_units
 from trioflow.parallel.schedules.build import plan_schedule
 from trioflow.parallel.schedules.table import (
     BACKWARD,

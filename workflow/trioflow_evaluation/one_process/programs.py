@@ -96,44 +96,8 @@ class _ProcessRank(StagedRank):
 
     alike = (False, False, False, False)
     repeats = in_rows = False
+    launches = True  # forward operators take turns under the interpreter's lock
     complete = staticmethod(share_host)
-
-    def launch_alone(self, op_id: int, micro_batch: int, device_s: float, host_s: float, name: str, phase: str) -> None:
-        """Add a forward operator whose launch takes its turn, whether or not the host runs ahead."""
-        fields: dict[str, Any] = {"phase": phase, "op_id": op_id, "micro_batch": micro_batch}
-        ahead = self.program.times[0].separate_host
-        self.launched = self.program.graph.add(
-            self.rank,
-            "host",
-            "host",
-            f"launch {name}",
-            after=() if ahead else (self.last, *self.waits),
-            duration_s=host_s,
-            **fields,
-        )
-        self.waits.append(self.launched)
-        self.compute(name, device_s, **fields)
-
-    def operator(
-        self,
-        op_id: int,
-        micro_batch: int | None,
-        extra_s: float = 0.0,
-        part: float = 1.0,
-        name: str = "",
-        phase: str = "",
-        device_s: float | None = None,
-    ) -> None:
-        """Add one operator; forward ones are launched under the interpreter's lock."""
-        phase = phase or self.program.phases[op_id]
-        if phase != "forward" or micro_batch is None:
-            super().operator(op_id, micro_batch, extra_s, part, name, phase, device_s)
-            return
-        times = self.program.times[self.times_of(micro_batch)]
-        device_s = float(times.device_s[op_id]) * part if device_s is None else device_s
-        host_s = float(times.host_s[op_id]) + extra_s
-        name = name or self.program.names[op_id]
-        self.launch_alone(op_id, micro_batch, device_s, host_s, name, phase)
 
 
 class GatherRank(_ProcessRank):
@@ -271,14 +235,14 @@ class ReplicaRank(_ProcessRank):
             self._collect("broadcast", index, size, copy_s, "forward")
         for op_id in work.forward.tolist():
             if op_id not in loss:
-                self.operator(op_id, _OF_REPLICA)
+                self.operators([op_id], _OF_REPLICA, "forward")
         self._gather_outputs()
         if self.is_first:
             self._run_loss()
         self._hand_out("output gradients", self.moved.outputs, "backward")
         for op_id in work.backward.tolist():
             if op_id not in self.moved.loss_backward:
-                self.operator(op_id, _OF_REPLICA)
+                self.operators([op_id], _OF_REPLICA, "backward")
         for index, size in enumerate(self.moved.sums):
             self.hold("gathered", size if self.is_first else 0)
             self._collect("reduce", index, size, self.moved.sum_copies_s[index], "backward")
@@ -290,10 +254,9 @@ class ReplicaRank(_ProcessRank):
 
     def _run_loss(self) -> None:
         """Run the loss of the whole batch, forward and backward; replicas begin theirs then."""
-        for op_id in sorted(self.moved.loss):
-            self.operator(op_id, _OF_WHOLE)
-        for op_id in sorted(self.moved.loss_backward):
-            self.operator(op_id, _OF_WHOLE)
+        for phase, operators in (("forward", self.moved.loss), ("backward", self.moved.loss_backward)):
+            for op_id in sorted(operators):
+                self.operators([op_id], _OF_WHOLE, phase)
         self.moved.loss_launched = self.launched
         self.hold("message", -sum(sum(each) for each in self.moved.outputs))
 
@@ -314,8 +277,7 @@ class ReplicaRank(_ProcessRank):
                 self._move(what, index, 0, device, sizes[device], phase)
         if phase == "backward" and not self.is_first and self.program.times[0].separate_host:
             # A device's backward is not launched before that of the loss.
-            self.program.graph.add(
-                self.rank,
+            self.add(
                 "host",
                 "host",
                 "autograd: wait for the loss",
@@ -329,8 +291,7 @@ class ReplicaRank(_ProcessRank):
         if self.data not in (source, target) or not size:
             return
         kind, peer = ("send", target) if self.data == source else ("recv", source)
-        self.last = self.program.graph.add(
-            self.rank,
+        self.last = self.add(
             "compute",
             kind,
             f"{kind} {what}",
@@ -348,8 +309,7 @@ class ReplicaRank(_ProcessRank):
             self.compute(f"copy into {name}", copy_s, "memcpy", phase=phase)
         if len(self.devices) == 1:
             return
-        self.last = self.program.graph.add(
-            self.rank,
+        self.last = self.add(
             "compute",
             "collective",
             name,

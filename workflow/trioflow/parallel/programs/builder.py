@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,12 +23,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.precision_recipes import RECIPES, PrecisionRecipe
 from trioflow.costmodel.collectives.model import SHIFT
-from trioflow.parallel.backward import Recomputation, list_units
-from trioflow.parallel.memory.profile import BLOCK, HeldMemory, build_storage_table
+from trioflow.parallel.backward import Recomputation
+from trioflow.parallel.memory.profile import BLOCK, HeldMemory
+from trioflow.parallel.programs.offload import HostRates, OffloadedActivations
 from trioflow.parallel.reference import OperatorTimes
 from trioflow.parallel.schedules.build import lower_for_execution
 from trioflow.parallel.schedules.table import TRAIN, Schedule
@@ -36,11 +37,10 @@ from trioflow.parallel.splits.pipeline import Bucket, TiedParameter
 from trioflow.parallel.splits.sharding import OptimizerPartition, ShardedUnit
 from trioflow.parallel.splits.tensor_split import TENSOR, SharedAttention, StageExchange, TensorSplit
 from trioflow.parallel.task_graph import UNKNOWN, GraphMetadata, Grid, TaskGraph, TaskGraphBuilder, fold_representatives
-from trioflow.tables import records
 from trioflow.trace.store import Trace
 
 if TYPE_CHECKING:
-    from trioflow.parallel.programs.actions import StageActions
+    from trioflow.parallel.programs.staged import StagedRank
 
 
 _NAMES = {ALL_GATHER: ("all_gather", "reduce_scatter"), ALL_TO_ALL: ("all_to_all", "all_to_all")}
@@ -116,19 +116,19 @@ def _size(
 
 
 def attend(
-    rank: StageActions, op_id: int, micro_batch: int, again: bool, extra_s: float, part: float, name: str, phase: str
+    rank: StagedRank, op_id: int, micro_batch: int, again: bool, phase: str, called: str, extra_s: float, part: float
 ) -> None:
     """Write one attention operator: between its collectives, or as the blocks of a ring."""
     work = rank.work.attentions[op_id]
     key = ("context", rank.data // work.shared.ranks, rank.tensor, op_id, micro_batch, again)
     if work.shared.method == RING:
-        _run_ring(rank, work, key, op_id, micro_batch, extra_s, part, name, phase)
+        _run_ring(rank, work, key, op_id, micro_batch, phase, called, extra_s, part)
         return
     names = _NAMES[work.shared.method]
     _exchange(rank, names[0], work.before_bytes[micro_batch], work, (*key, "before"), phase)
     if work.shared.method == ALL_GATHER:
         _keep_gathered(rank, op_id, micro_batch, again)
-    rank.operator(op_id, micro_batch, extra_s, part, name, phase)
+    rank.operators([op_id], micro_batch, phase, called, extra_s, part)
     if work.shared.method == ALL_GATHER and work.shared.backward:
         whole = work.keys_bytes[micro_batch] * work.shared.ranks
         rank.hold("message", -whole)
@@ -136,7 +136,7 @@ def attend(
 
 
 def _exchange(
-    rank: StageActions, name: str, sizes: Sequence[int], work: AttentionWork, key: tuple[Any, ...], phase: str
+    rank: StagedRank, name: str, sizes: Sequence[int], work: AttentionWork, key: tuple[Any, ...], phase: str
 ) -> None:
     """Run some collectives, each with the copy that brings its buffer into order."""
     for index, size in enumerate(sizes):
@@ -149,7 +149,7 @@ def _exchange(
             rank.compute(f"copy out of {name}", copy_s, "memcpy", phase=phase)
 
 
-def _keep_gathered(rank: StageActions, op_id: int, micro_batch: int, again: bool) -> None:
+def _keep_gathered(rank: StagedRank, op_id: int, micro_batch: int, again: bool) -> None:
     """Hold gathered keys and values until backward has used them, unless forward runs again before."""
     work = rank.work.attentions[op_id]
     if work.shared.backward:
@@ -162,18 +162,18 @@ def _keep_gathered(rank: StageActions, op_id: int, micro_batch: int, again: bool
 
 
 def _run_ring(
-    rank: StageActions,
+    rank: StagedRank,
     work: AttentionWork,
     key: tuple[Any, ...],
     op_id: int,
     micro_batch: int,
+    phase: str,
+    called: str,
     extra_s: float,
     part: float,
-    name: str,
-    phase: str,
 ) -> None:
     """Write the blocks of one attention; keys, values and their gradients go round meanwhile."""
-    blocks, name = work.shared.ranks, name or rank.program.names[op_id]
+    blocks = work.shared.ranks
     keys, gradients = work.keys_bytes[micro_batch], work.gradients_bytes[micro_batch]
     buffers = 2 * (keys + gradients)  # one arrives while the other is used
     rank.hold("message", buffers)
@@ -185,9 +185,8 @@ def _run_ring(
         if not last:
             arriving = [_shift(rank, (*key, "keys", block), keys, phase)]
         share = work.first_block if not block else (1 - work.first_block) / (blocks - 1)
-        rank.operator(
-            op_id, micro_batch, 0.0 if block else extra_s, part * share, name if last else f"{BLOCK}{name}", phase
-        )
+        block_called, block_extra_s = called if last else f"{BLOCK}{called}", 0.0 if block else extra_s
+        rank.operators([op_id], micro_batch, phase, block_called, block_extra_s, part * share)
         if block:
             rank.waits += returning
             rank.compute("merge of blocks", work.merge_s[micro_batch], phase=phase)
@@ -197,30 +196,29 @@ def _run_ring(
     rank.hold("message", -buffers)
 
 
-def _shift(rank: StageActions, key: tuple[Any, ...], size_bytes: int, phase: str, of: str = "context") -> int:
+def _shift(rank: StagedRank, key: tuple[Any, ...], size_bytes: int, phase: str, of: str = "context") -> int:
     """Hand a buffer on to the next rank of a group; return the task."""
     group = rank.tensor_group if of == TENSOR else rank.context_group
     return rank.collective(SHIFT, key, size_bytes, group, phase, of)
 
 
 def multiply(
-    rank: StageActions,
+    rank: StagedRank,
     exchange: StageExchange,
     gathers: bool,
     key: tuple[Any, ...],
     op_id: int,
     micro_batch: int,
+    phase: str,
+    called: str,
     extra_s: float,
     part: float,
-    name: str,
-    phase: str,
 ) -> None:
     """Write a product whose input is gathered, or whose result is summed and scattered, as it goes.
 
     Blocks take equal shares of its time, one launch starts all; others' sums are added up at the end.
     """
     blocks, size = exchange.blocks, exchange.sizes_bytes[micro_batch] // exchange.blocks
-    name = name or rank.program.names[op_id]
     share_s = float(rank.program.times[rank.times_of(micro_batch)].device_s[op_id]) * part / blocks
     fields: dict[str, Any] = {"phase": phase, "op_id": op_id, "micro_batch": micro_batch}
     moving: list[int] = []
@@ -229,134 +227,17 @@ def multiply(
         if gathers:
             rank.waits += moving
             moving = [] if last else [_shift(rank, (*key, block), size, phase, TENSOR)]
-        called = name if last else f"{BLOCK}{name}"
+        block_called = called if last else f"{BLOCK}{called}"
         if block:
-            rank.compute(called, share_s, **fields)
+            rank.compute(block_called.format(rank.program.names[op_id]), share_s, **fields)
         else:
-            rank.operator(op_id, micro_batch, extra_s, 1.0, called, phase, share_s)
+            rank.operators([op_id], micro_batch, phase, block_called, extra_s, own_s={op_id: share_s})
         if not gathers and not last:
             moving = [_shift(rank, (*key, block), size, phase, TENSOR)]
     if not gathers:
         rank.waits += moving
         sum_s = exchange.copies_s[micro_batch]
         rank.compute("sum of blocks", sum_s, phase=phase, micro_batch=micro_batch)
-
-
-UNITS_ON_DEVICE = 2
-"""Units whose activations are on the device at one time."""
-
-
-@dataclass(frozen=True)
-class HostRates:
-    """What a rank's host link and host can do."""
-
-    # Of copies, in each direction
-    link_bytes_per_s: float
-    link_latency_s: float
-    # What the host reads and writes in a second of the optimizer's work; 0 where it has none
-    update_bytes_per_s: float
-
-    def copy_s(self, size_bytes: float) -> float:
-        """Return the time of a copy [s]."""
-        return self.link_latency_s + size_bytes / self.link_bytes_per_s
-
-
-@dataclass(frozen=True)
-class UnitActivations:
-    """What one unit keeps for backward, and where in the step that begins and ends."""
-
-    # Its first and last forward operator
-    begins: int
-    ends: int
-    # What it keeps for the traced batch, of one rank: the part that stays with another batch and
-    # the part that grows [bytes]
-    fixed_bytes: float
-    growing_bytes: float
-
-    def scale(self, factor: float) -> float:
-        """Return the size for ``factor`` times the traced batch [bytes]."""
-        return self.fixed_bytes + self.growing_bytes * factor
-
-
-@dataclass(frozen=True)
-class OffloadedActivations:
-    """Units that keep something, in the order of forward, and whose backward each operator is."""
-
-    # All units that keep anything; the last `UNITS_ON_DEVICE` of them stay
-    units: tuple[UnitActivations, ...]
-    unit_of: dict[int, int]  # backward operator to the unit that it belongs to
-
-    def leaves(self, unit: int) -> bool:
-        """Return whether a unit's activations leave the device."""
-        return 0 <= unit < len(self.units) - UNITS_ON_DEVICE
-
-
-_LINK_BANDWIDTH, _LINK_LATENCY = "host_link_bandwidth_bytes_per_s", "host_link_latency_s"
-_UPDATE_RATE = "host_update_bytes_per_s"
-"""Rates of a platform's ``host`` that offloading needs; the latency may be left out."""
-
-
-def read_host_rates(plan: Plan, host: Mapping[str, float]) -> HostRates | None:
-    """Return the host's rates that a plan needs, None for none; PlanError when the platform does not give them."""
-    if plan.offload == "none":
-        return None
-    needed = [_LINK_BANDWIDTH, *([_UPDATE_RATE] if plan.offload == "optimizer" else [])]
-    missing = [name for name in needed if not host.get(name)]
-    if missing:
-        raise PlanError(
-            f"plan {plan.plan}: offload {plan.offload} needs {' and '.join(missing)} of the platform's host",
-            fix="add it to the platform file, with its source, or use another platform",
-        )
-    return HostRates(
-        float(host[_LINK_BANDWIDTH]), float(host.get(_LINK_LATENCY, 0.0)), float(host.get(_UPDATE_RATE, 0.0))
-    )
-
-
-def size_update(trace: Trace, parameter_bytes: float) -> float:
-    """Return what the host reads and writes to update some parameters, which are one rank's [bytes]."""
-    table = build_storage_table(trace, trace.operators, lambda storage: None)
-    whole = float(table.bytes[table.category == "parameter"].sum())
-    state = float(table.bytes[(table.category == "optimizer_state") & ~table.made].sum())
-    return parameter_bytes * (3.0 + 2.0 * (state / whole if whole else 0.0))
-
-
-def plan_activations(trace: Trace, operators: pd.DataFrame) -> OffloadedActivations:
-    """Return what each unit keeps for backward; what several read belongs to the last, which comes first in backward.
-
-    Raises PlanError when the trace does not say what the model's units are.
-    """
-    regions = list_units(trace)
-    if not regions:
-        raise PlanError(
-            f"offload activations: the trace of {trace.facts.workload} does not show its units", fix="use offload none"
-        )
-    unit_of_forward = {op: unit for unit, region in enumerate(regions) for op in region}
-    unit_of = {
-        int(row["op_id"]): unit_of_forward[row["forward_op_id"]]
-        for row in records(trace.operators, "op_id", "phase", "forward_op_id")
-        if row["phase"] == "backward" and row["forward_op_id"] in unit_of_forward
-    }
-    table = build_storage_table(trace, operators, lambda storage: None)
-    phase = trace.operators["phase"].to_numpy(dtype=str)
-    makers = trace.tensors.groupby("storage_id")["producer_op_id"].first()
-    begins, entries, _ = table.uses
-    owner: dict[int, int] = {}
-    for op, unit in unit_of.items():
-        for storage in entries[begins[op] : begins[op + 1]].tolist():
-            maker = makers[table.storage_id[storage]]
-            if table.made[storage] and phase[int(maker)] == "forward":
-                owner[storage] = max(owner.get(storage, -1), unit)
-    found: list[UnitActivations] = []
-    numbers: dict[int, int] = {}
-    for unit, region in enumerate(regions):
-        mine = [storage for storage, last in owner.items() if last == unit]
-        grown = float((table.bytes[mine] * table.growing[mine]).sum())
-        if mine and table.bytes[mine].sum() > 0:
-            numbers[unit] = len(found)
-            fixed = float(table.bytes[mine].sum()) - grown
-            found.append(UnitActivations(region[0], region[-1], fixed, grown))
-    kept = {op: numbers[unit] for op, unit in unit_of.items() if unit in numbers}
-    return OffloadedActivations(tuple(found), kept)
 
 
 @dataclass(frozen=True)
@@ -457,6 +338,15 @@ class StageWork:
     send_bytes: list[int] = field(default_factory=list)
     sharded: ShardedWork | None = None  # units, copies and messages of ``fully_shard``
 
+    @cached_property
+    def regions_before(self) -> dict[int, list[int]]:
+        """Places of the regions that run again before each operator of backward."""
+        found: dict[int, list[int]] = {}
+        for index, region in enumerate(self.regions):
+            for op_id in region.needed_by:
+                found.setdefault(op_id, []).append(index)
+        return found
+
 
 @dataclass(kw_only=True, eq=False)
 class ProgramBuilder:
@@ -502,7 +392,6 @@ class ProgramBuilder:
         self.schedule = lower_for_execution(self.schedule)
         self.rank_of_stage = self.schedule.rank_of_stage
         self.names = self.operators["name"].tolist()
-        self.phases = self.operators["phase"].tolist()
         self.grid = _make_grid(self.plan, self.kind.alike)
         if len(self.grid.sizes) == 2 and self.partitions:
             stages = tuple(range(self.plan.pipeline))
@@ -639,6 +528,10 @@ class RankProgram:
     def run(self) -> None:
         """Write the whole step."""
         raise NotImplementedError
+
+    def add(self, stream: str, kind: str, name: str, **fields: Any) -> int:
+        """Add one task of this rank and return its ``task_id``; see ``TaskGraphBuilder.add``."""
+        return self.program.graph.add(self.rank, stream, kind, name, **fields)
 
     def hold(self, category: str, size_bytes: float, later: int = 0) -> None:
         """Hold ``size_bytes`` more (less if negative) from the next task on, or from the one ``later`` tasks after it."""

@@ -1,71 +1,33 @@
 """One rank's step: the actions of its row of the schedule, the gradients' sums, the update.
 
-A forward and another micro-batch's backward that run together: exchanges of one's tokens beside the other's compute.
-
-As Megatron-LM's combined 1F1B runs them, and DeepSeek's DualPipe: the two take turns at each exchange of experts. So
-while the gradients of one's combined tokens travel, the other computes attention and router; while those of its
-dispatched tokens travel, the first one's experts; and so on, layer by layer, the backward from its last. Each waits for
-its own exchanges alone. Layers without experts run in one turn with the next.
-
-Left out: gradients of weights that are computed behind those of inputs, so that more hides the exchange
-(``--delay-wgrad-compute``), and copies in and out of order, which run with the compute here.
-
-References: Megatron-LM ``megatron/core/models/common/model_chunk_schedule_plan.py``
-(``TransformerLayerSchedulePlan.run``), ``megatron/core/pipeline_parallel/combined_1f1b.py``.
-
-Sharded data parallelism: one rank's tasks under ``fully_shard``.
-
-FSDP2 gathers a unit's parameters before its forward and, where they were given up in between, before its backward; it
-reduces its gradients after its backward. The order in which it asks for collectives, and what each waits for, is
-PyTorch's:
-
-- Copies into an all-gather run in a stream of their own (``copy``), so that the next unit's may run beside the current
-  unit's compute: the host asks for it as soon as it has launched that compute. An all-gather waits until the result of
-  the last but one has been copied out, so two are in flight at most.
-- All-gathers and reduce-scatters run in the stream ``communication`` in the order in which they were asked for: they
-  share one communicator, which runs its collectives one after the other whatever streams they come from.
-- In backward a unit asks for the all-gather of the unit before it once its own parameters are there.
-- Each of several micro-steps reduces its gradients, and adds its shards to those of the ones before in the stream of
-  its last collective; the next waits for it. With ``no_sync`` gradients are added up whole, and the last micro-step
-  reduces the sum.
-- A unit copies its gradients into the input of a reduce-scatter once the reduce-scatter before has ended. The optimizer
-  waits for the last.
-- On a device without streams, a CPU, copies run in turn with compute, and each collective ends before anything else
-  begins.
-- Under fp16 one all-reduce of four bytes follows the check for overflows.
-- Between groups (hybrid sharding) an all-reduce follows each reduce-scatter, in a stream and a communicator of its own.
-- Each stage of a pipeline is sharded by itself. Every micro-batch's forward gathers and gives up its units (``fsdp``)
-  or finds them there (``zero2``, ``reshard_after_forward=False``, torchtitan's default in pipelines); after a backward
-  they stay, and gradients are kept whole and added up. Behind the last backward of a stage they are reduced, the root's
-  first, and then divided. The runtime of several stages a rank asks for all of a stage's units before it computes
-  (UNSHARD), and keeps three stages at most.
-
-References: PyTorch 2.13 ``torch/distributed/fsdp/_fully_shard/{_fsdp_state,_fsdp_param_group,_fsdp_collectives}.py``;
-``torch/distributed/pipelining/stage.py`` (``backward_maybe_with_nosync``, ``perform_reduce_grad``) and ``schedules.py``
-(``_add_unshard_reshard``); torchtitan ``models/llama3/infra/parallelize.py`` (``reshard_after_forward_policy``).
+Operators run in their order, messages between stages and collectives go where the schedule and the split put them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import chain, groupby, pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import SLICED
-from trioflow.parallel.programs.actions import StageActions, add_operators
-from trioflow.parallel.programs.builder import ProgramBuilder, UnitWork
+from trioflow.parallel.memory.profile import AGAIN
+from trioflow.parallel.programs.builder import ProgramBuilder, RankProgram, StageWork, attend, multiply
+from trioflow.parallel.programs.copies import Repetition, run_together
+from trioflow.parallel.programs.offload import ActivationMover, HostOptimizer
 from trioflow.parallel.schedules.table import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
     COMPUTE_KINDS,
     FORWARD,
     FORWARD_ONLY,
+    MESSAGE_KINDS,
     RECV_B,
     RECV_F,
-    REDUCE_GRAD,
     RESHARD,
     SEND_B,
     SEND_F,
@@ -74,79 +36,104 @@ from trioflow.parallel.schedules.table import (
     Action,
     leaves,
 )
-from trioflow.parallel.splits.pipeline import Bucket, list_added_gradients
+from trioflow.parallel.splits.pipeline import Bucket
 from trioflow.parallel.splits.sharding import ShardedUnit
-from trioflow.trace.store import Trace
-
-
-@dataclass(frozen=True)
-class _Way:
-    """Tasks of one of the two actions, in a row."""
-
-    begin: int
-    end: int
-    turns: list[int]  # behind which tasks the other has its turn: a ``task_id`` each
-    last: int  # of its compute
-    changes: slice  # of what the rank holds
-
-
-def run_together(rank: StagedRank, forward: Action, backward: Action) -> None:
-    """Write two actions of a rank, one behind the other, and then in turns; the backward begins."""
-    graph, memory = rank.program.graph, rank.memory
-    mark, before, held = graph.mark(), rank.last, len(memory.changes)
-    ways: list[_Way] = []
-    left: list[int] = []
-    for action in (backward, forward):
-        begin, rank.last, rank.turns, rank.stage = graph.next_task, before, [], action.stage
-        rank.compute_action(action)
-        assert rank.last is not None
-        changes = slice(held, len(memory.changes))
-        ways.append(_Way(begin, graph.next_task, rank.turns, rank.last, changes))
-        # What is left to be waited for at the end of one is nothing for the other.
-        left, rank.waits, held = left + rank.waits, [], len(memory.changes)
-    moved = graph.reorder(mark, _take_turns(ways))
-
-    def find(task: int) -> int:
-        return int(moved[task - mark.tasks]) if task >= mark.tasks else task
-
-    for way in ways:  # what is held from the next task on is held from behind a way's last
-        memory.changes[way.changes] = [
-            (find(task) if task < way.end else find(way.end - 1) + 1, name, size)
-            for task, name, size in memory.changes[way.changes]
-        ]
-    rank.ended = {"backward": find(ways[0].last), "forward": find(ways[1].last)}
-    rank.last = max(rank.ended.values())
-    rank.launched = None if rank.launched is None else find(rank.launched)
-    rank.waits, rank.reduced = [find(task) for task in left], [find(task) for task in rank.reduced]
-
-
-def _take_turns(ways: Sequence[_Way]) -> NDArray[np.int64]:
-    """Return the tasks of both ways in turns."""
-    pieces = []
-    for way in ways:
-        # Exchanges right behind one another are one turn.
-        turns = [task for task in way.turns if task + 1 not in way.turns]
-        pieces.append(np.split(np.arange(way.begin, way.end), [t + 1 - way.begin for t in turns]))
-    count = max(map(len, pieces))
-    found = [part[turn] for turn in range(count) for part in pieces if turn < len(part)]
-    return np.concatenate(found).astype(np.int64)
-
+from trioflow.parallel.splits.tensor_split import (
+    AFTER,
+    BEFORE,
+    EXPERT_DOMAIN,
+    EXPERT_NODES,
+    EXPERT_SLICES,
+    EXPERTS,
+    TENSOR,
+    StageExchange,
+)
 
 FINDS_OVERFLOW = "aten::_amp_foreach_non_finite_check_and_unscale_"
 """Operator of ``GradScaler`` that unscales gradients and notes whether any is not finite."""
+_PHASES = {FORWARD: "forward", RECV_F: "forward", SEND_F: "forward"}
 
 
-class StagedRank(StageActions):
-    """Writes one rank's tasks by its row of the schedule."""
+class StagedRank(RankProgram):
+    """Writes one rank's tasks by its row of the schedule.
+
+    Kinds of plan change what goes before an operator of a micro-batch (``enter``) and behind it (``leave``), or one of
+    the other methods. ``dispatches``: split layers cost the host what PyTorch's sharded tensors do. ``repeats``:
+    micro-batches of one size run the same tasks, which are copied; ``repeated_tasks`` and ``repeated_state`` name
+    attributes that they depend on and change. ``in_rows``: operators with nothing between them may be added at once.
+    ``launches``: forward operators are launched by a task of the host even where it does not run ahead.
+    """
 
     alike = (False, True, True, True)
+    dispatches = True
+    repeats = True
+    repeated_tasks: tuple[str, ...] = ("last", "launched", "waits")
+    repeated_state: tuple[str, ...] = ()
+    in_rows = True
+    launches = False
 
     def __init__(self, program: ProgramBuilder, data: int, pipeline: int, tensor: int) -> None:
         super().__init__(program, data, pipeline, tensor)
+        self.schedule = program.schedule
+        self.stages = program.schedule.stages_of_rank(pipeline)
+        self.one_stage = program.schedule.stages == 1
+        self.stage = self.stages[0]
+        self.received: dict[Action, int] = {}
+        self.unawaited: list[int] = []
+        self.read_by_host: list[int] = []  # what its next launch waits for
+        self.beside: dict[int, list[int]] = {}  # exchanges that are waited for behind an operator
+        self.turns: list[int] = []  # exchanges of experts, where two actions run together
+        self.ended: dict[str, int] = {}  # last computes of two such, by phase
+        self.kind_before = ""
+        self.forwards: set[Action] = set()
+        self.backwards: Counter[int] = Counter()
+        self.repeated: set[tuple[int, int, int]] = set()
         self.reduced: list[int] = []
+        self.due: dict[int, list[int]] = {}  # buckets that an operator of the running backward makes ready
         self.begun: dict[int, dict[int, list[int]]] = {}  # by stage, gathers of its buckets that run
+        # Of a forward that gathers weights: buckets by their first reader, and those that are still to be read
+        self.readers: dict[int, list[int]] = {}
+        self.gathered: list[int] = []
         turns = [one.stage for one in leaves(self.schedule.rows[pipeline]) if one.kind == FORWARD]
         self.first_turns = {stage: turns.index(stage) for stage in dict.fromkeys(turns)}
+        rates, mode, offloaded = program.rates, program.mode, program.offloaded
+        self.mover = ActivationMover(self, offloaded, rates) if rates and offloaded and mode != FORWARD_ONLY else None
+        self.host_optimizer = HostOptimizer(self, rates) if rates and not offloaded and mode == TRAIN else None
+        self.repetition = Repetition(self)
+        self._crowded: dict[int, set[int]] = {}
+        plan = program.plan
+        self.tensor_group = [program.rank_of(data, pipeline, t) for t in range(plan.tensor)]
+        self.data_group = [program.rank_of(d, pipeline, tensor) for d in range(plan.replicas)]
+        # Replicas that share what is sharded next to each other; those of another group hold the same share.
+        first, shards = data - data % plan.shards, plan.shards
+        self.shard_group = self.data_group[first : first + shards]
+        self.shard_replicas = self.data_group[data % shards :: shards]
+        first = data - data % plan.context
+        self.context_group = [program.rank_of(d, pipeline, tensor) for d in range(first, first + plan.context)]
+        # Experts' own grid over the ranks of a stage: those that cut one expert next to each other.
+        first, end = (program.rank_of(0, p, 0) for p in (pipeline, pipeline + 1))
+        inside, at = plan.expert * plan.expert_cut, self.rank - first
+        begin = self.rank - at % inside + at % plan.expert_cut
+        self.expert_group = list(range(begin, begin + inside, plan.expert_cut))
+        self.expert_replicas = list(range(first + at % inside, end, inside))
+        # Those of them in this rank's group, and the ranks of other groups that hold the same share.
+        count = plan.shards_of(experts=True)
+        place = self.expert_replicas.index(self.rank)
+        self.expert_shards = self.expert_replicas[place - place % count :][:count]
+        domains, hop = plan.expert_hops
+        place = self.expert_group.index(self.rank)
+        self.exchange_groups = {
+            TENSOR: self.tensor_group,
+            EXPERTS: self.expert_group,
+            EXPERT_SLICES: [self.rank - at % plan.expert_cut + i for i in range(plan.expert_cut)],
+            EXPERT_NODES: self.expert_group[place % hop :: hop] if domains else [],
+            EXPERT_DOMAIN: self.expert_group[place - place % hop :][:hop] if domains else [],
+        }
+
+    @property
+    def work(self) -> StageWork:
+        """The work of the stage whose action runs."""
+        return self.program.stages[self.stage]
 
     def run(self) -> None:
         """Write the whole step."""
@@ -165,32 +152,334 @@ class StagedRank(StageActions):
             if action.kind in COMPUTE_KINDS:
                 self.ended = {}
                 self.compute_action(action)
-            elif action.kind in (RECV_F, RECV_B):
-                self.received[action] = self.move("recv", action)
-            elif action.kind in (SEND_F, SEND_B):
-                self.unawaited.append(self.move("send", action))
+            elif action.kind in MESSAGE_KINDS:
+                self.move(action)
             elif action.kind == UNSHARD:
                 self.unshard()
             elif action.kind == RESHARD:
                 self.reshard()
-            elif action.kind == REDUCE_GRAD:
-                if self.schedule.traits.waits:
-                    self.await_all_sends()
+            else:
+                self.await_sends(bool(self.schedule.traits.waits))
                 self.reduce_stage()
                 if self.work.scale_s:
                     self.compute("gradient scaling", self.work.scale_s, phase="backward")
 
-    def gathers_ahead(self) -> bool:
-        """Return whether the weights of the stage, whose first forward begins, are gathered during it."""
-        first = sum(action.stage == self.stage for action in self.forwards) == 1
-        program = self.program
-        return first and program.plan.gather_overlap and program.mode == TRAIN
+    def compute(self, name: str, duration_s: float, kind: str = "compute", **fields: Any) -> None:
+        """Add one task to the compute stream; it waits for what was handed to `waits`."""
+        fields |= {"after": self.waits, "duration_s": duration_s, "stage": self.stage_field()}
+        self.last = self.add("compute", kind, name, **fields)
+        self.waits = []
+
+    def stage_field(self) -> int | None:
+        """Return the stage that tasks name; None where there is but one."""
+        return None if self.one_stage else self.stage
+
+    def operators(
+        self,
+        op_ids: Sequence[int],
+        micro_batch: int | None,
+        phase: str,
+        called: str = "{}",
+        extra_s: Any = 0.0,
+        part: float = 1.0,
+        own_s: Mapping[int, float] | None = None,
+    ) -> None:
+        """Add operators that wait for nothing but one another, each behind its launch where the host runs beside the device.
+
+        ``called``: their names' pattern; ``extra_s``: more host time, of all or of each [s]; ``part``: of their time
+        that they take; ``own_s``: of those whose time is not the program's [s].
+        """
+        if not op_ids:
+            return
+        program, count, first = self.program, len(op_ids), self.program.graph.next_task
+        times = program.times[self.times_of(micro_batch)]
+        device_s, host_s = times.device_s[op_ids] * part, times.host_s[op_ids]
+        if own_s:
+            device_s = np.array([own_s.get(op_id, s) for op_id, s in zip(op_ids, device_s.tolist(), strict=True)])
+        names = [called.format(program.names[op_id]) for op_id in op_ids]
+        edges = [(first, task) for task in dict.fromkeys(self.waits)]
+        rest: list[int] = []
+        kinds: Any = "compute"
+        if times.separate_host or (self.launches and micro_batch is not None and phase == "forward"):
+            # Launch and operator in turn; each operator waits for its launch.
+            before = self.read_by_host if times.separate_host else (self.last, *self.waits)
+            edges = [(first, task) for task in dict.fromkeys(before) if task is not None]
+            edges += [(first + 1, task) for task in (*dict.fromkeys(self.waits), first)]
+            rest = [task for launch in range(first + 2, first + 2 * count, 2) for task in (launch + 1, launch)]
+            self.launched, self.read_by_host = first + 2 * count - 2, []
+            kinds, count = ["host", "compute"] * count, 2 * count
+            op_ids = [op_id for op_id in op_ids for _ in range(2)]
+            names = [word for name in names for word in (f"launch {name}", name)]
+            pairs = zip((host_s + extra_s).tolist(), device_s.tolist(), strict=True)
+            durations_s = [*chain(*pairs)]
+        else:
+            durations_s = (device_s + host_s + extra_s).tolist()
+        program.graph.add_rows(
+            count,
+            [*chain(*edges), *rest],
+            rank=self.rank,
+            stream=kinds,
+            kind=kinds,
+            name=names,
+            op_id=list(op_ids),
+            phase=phase,
+            duration_s=durations_s,
+            micro_batch=micro_batch,
+            stage=self.stage_field(),
+        )
+        self.last, self.waits = first + count - 1, []
+
+    def times_of(self, micro_batch: int | None) -> int:
+        """Return which of the program's times hold for a micro-batch."""
+        return micro_batch or 0
+
+    def collective(
+        self,
+        name: str,
+        key: tuple[Any, ...],
+        size_bytes: int,
+        group: list[int],
+        phase: str,
+        stream: str = "communication",
+    ) -> int:
+        """Add this rank's part of a collective, after all computed so far."""
+        self.repetition.exchanged.append(key)
+        return self.add(
+            stream,
+            "collective",
+            name,
+            after=(self.last, *self.waits),
+            message_bytes=size_bytes,
+            phase=phase,
+            stage=self.stage_field(),
+            group=self.program.name_group(group),
+            match_id=self.program.match(*key),
+        )
+
+    def move(self, action: Action) -> None:
+        """Add a send to, or a receive from, a neighbouring stage."""
+        direction, sends = _PHASES.get(action.kind, "backward"), action.kind in (SEND_F, SEND_B)
+        step = 1 if action.kind in (SEND_F, RECV_B) else -1
+        boundary = min(action.stage, action.stage + step)
+        assert action.micro_batch is not None
+        early = not sends and self.schedule.traits.one_process
+        task = self.add(
+            "send" if sends else "receive",
+            "send" if sends else "recv",
+            f"{'send' if sends else 'recv'} {direction}",
+            after=() if early else (self.ended.get(direction, self.last) if sends else self.last,),
+            # A gradient comes back as large as the activation that went.
+            message_bytes=self.program.stages[boundary].send_bytes[action.micro_batch],
+            peer=self.program.rank_of(self.data, self.program.rank_of_stage[action.stage + step], self.tensor),
+            stage=self.stage_field(),
+            phase=direction,
+            micro_batch=action.micro_batch,
+            match_id=self.program.match("p2p", boundary, direction, action.micro_batch, self.data, self.tensor),
+        )
+        if sends:
+            self.unawaited.append(task)
+        else:
+            self.received[action] = task
 
     def compute_action(self, action: Action) -> None:
-        """Run one action's operators; before a forward gathers of later stages' weights begin."""
-        if action.kind == FORWARD and action not in self.forwards:
+        """Run one action's operators once what they need is there."""
+        assert action.micro_batch is not None
+        again = action.kind == FORWARD and action in self.forwards
+        if action.kind == FORWARD and not again:
             self._begin_gathers(len(self.forwards))
-        super().compute_action(action)
+        if not again:
+            self._await_messages(action)
+        if action.kind == FORWARD:
+            self.forwards.add(action)
+            self._run_forward(action.micro_batch, again)
+        else:
+            self._run_backward(action.kind, action.micro_batch)
+        # In a run of forwards, or of backwards, a send is waited for after the next of them.
+        self.await_sends(self.schedule.traits.waits == "each")
+        self.kind_before = action.kind
+
+    def _await_messages(self, action: Action) -> None:
+        """Let the next task wait for the action's input, and for a send that runs with it."""
+        receive = RECV_F if action.kind == FORWARD else RECV_B
+        task = None
+        if action.kind != BACKWARD_WEIGHT:
+            task = self.received.pop(Action(action.stage, receive, action.micro_batch), None)
+        if task is not None:
+            self.waits.append(task)
+        if self.program.messages_hold_host:
+            self.read_by_host += [one for one in (task, self.last) if one is not None]
+        self.await_sends(bool(self.schedule.traits.waits) and action.kind != self.kind_before)
+
+    def await_sends(self, due: bool = True) -> None:
+        """Let the next task wait for every send so far, where that is due."""
+        if due:
+            self.waits += self.unawaited
+            self.unawaited.clear()
+
+    def _chunk_overhead(self, phase: str, micro_batch: int) -> None:
+        cost = self.program.host.get("pipeline_micro_batch_s", 0.0)
+        if not self.one_stage and cost:
+            self.compute("pipeline: chunk", cost, "host", phase=phase, micro_batch=micro_batch)
+        beyond_s = self.program.host.get("micro_batch_s", 0.0)
+        if beyond_s and phase == "forward":
+            fields: dict[str, Any] = {"phase": phase, "micro_batch": micro_batch}
+            if self.program.times[self.times_of(micro_batch)].separate_host:
+                at = self.stage_field()
+                self.add("host", "host", "micro-batch: engine", duration_s=beyond_s, stage=at, **fields)
+            self.compute("micro-batch: engine", beyond_s, "host", **fields)
+
+    def _run_forward(self, micro_batch: int, again: bool) -> None:
+        if again:
+            self._run_operators((FORWARD, again), self.work.recomputed, micro_batch, self.repeats)
+            return
+        self._chunk_overhead("forward", micro_batch)
+        first = sum(action.stage == self.stage for action in self.forwards) == 1
+        ahead = first and self.program.plan.gather_overlap and self.program.mode == TRAIN
+        op_ids = self.work.forward.tolist()
+        self.readers = self.work.first_readers if ahead else {}
+        self.gathered = [index for op_id in op_ids for index in self.readers.get(op_id, ())]
+        self._run_operators((FORWARD, again), op_ids, micro_batch, self.repeats and not ahead)
+        self.readers = {}
+        self.begun.pop(self.stage, None)
+
+    def _run_operators(self, what: tuple[str, bool], op_ids: Sequence[int], micro_batch: int, repeats: bool) -> None:
+        """Run an action's operators, or copy the tasks of a micro-batch like it."""
+        write = partial(self._run_all, what, micro_batch)
+        if not repeats or self.mover or self.work.attentions or self.program.plan.expert_parts > 1:
+            write(op_ids)
+        else:
+            self.repetition.run((*what, self.stage), op_ids, micro_batch, write)
+
+    def _run_all(self, what: tuple[str, bool], micro_batch: int, op_ids: Sequence[int]) -> None:
+        """Run operators of a kind of action one after the other, those with nothing between them at once."""
+        kind, again = what
+        phase, called = ("backward", AGAIN + "{}") if again else (_PHASES.get(kind, "backward"), "{}")
+        for plain, some in groupby(op_ids, partial(self._is_plain, micro_batch)):
+            if plain:
+                self.operators(list(some), micro_batch, phase, called)
+                continue
+            for op_id in some:
+                if not again:
+                    self.enter(op_id, micro_batch)
+                self._run(op_id, micro_batch, kind, phase, again, called)
+                if not again:
+                    self.leave(op_id, micro_batch)
+
+    def _is_plain(self, micro_batch: int, op_id: int) -> bool:
+        """Return whether nothing goes with an operator, so that others may be added with it."""
+        if self.stage not in self._crowded:
+            self._crowded[self.stage] = self.find_crowded()
+        if not self.in_rows or op_id in self._crowded[self.stage] or op_id in self.due or op_id in self.readers:
+            return False
+        return not self._needs(op_id, micro_batch)
+
+    def find_crowded(self) -> set[int]:
+        """Return the operators of the stage beside which messages or copies go, or that run in parts."""
+        work = self.work
+        exchanges = (one for beside in (work.before, work.after) for one in chain(*beside.values()))
+        found = {*work.before, *work.after, *work.attentions, *work.input_share}
+        return found.union((one.beside for one in exchanges), self.mover.operators if self.mover else ())
+
+    def enter(self, op_id: int, micro_batch: int) -> None:
+        """Bring back, or compute again, what an operator needs and the device has not kept."""
+        for index in self.readers.get(op_id, ()):
+            self._await_weights(index)
+        if self.mover:
+            self.mover.before(op_id, micro_batch)
+        for index in self._needs(op_id, micro_batch):
+            self.repeated.add((self.stage, index, micro_batch))
+            self._run_all((FORWARD, True), micro_batch, self.work.regions[index].operators)
+
+    def leave(self, op_id: int, micro_batch: int) -> None:
+        """Do what is due behind an operator."""
+        if self.mover:
+            self.mover.after(op_id, micro_batch)
+        for index in self.due.pop(op_id, ()):
+            self.reduce_bucket(index)
+
+    def _needs(self, op_id: int, micro_batch: int) -> list[int]:
+        """Return the places of the regions that run again before an operator of backward."""
+        found = self.work.regions_before.get(op_id, ())
+        return [index for index in found if (self.stage, index, micro_batch) not in self.repeated]
+
+    def _run(self, op_id: int, micro_batch: int, kind: str, phase: str, again: bool, called: str) -> None:
+        """Run one operator between the collectives that go before and after it."""
+        reduces, part = True, 1.0
+        if kind in (BACKWARD_INPUT, BACKWARD_WEIGHT) and op_id in self.work.input_share:
+            # One operator of both I and W: each time for one kind of gradient.
+            reduces, share, called = kind == BACKWARD_INPUT, self.work.input_share[op_id], f"{called} ({kind})"
+            part = share if reduces else 1.0 - share
+        before = self.work.before.get(op_id, []) if reduces else []
+        after = self.work.after.get(op_id, []) if reduces else []
+        key = (op_id, micro_batch, again)
+        for index, exchange in enumerate(before):
+            self._exchange(exchange, (*key, "before", index), micro_batch, phase)
+        host_of = "forward" if again else phase
+        dispatch_s = self.program.host.get(f"tensor_parallel_{host_of}_s", 0.0) * self.dispatches
+        extra_s = dispatch_s * sum(exchange.group == TENSOR for exchange in (*before, *after))
+        inside = next((one for one in (*before, *after) if one.blocks > 1), None)
+        if inside:
+            place = (TENSOR, self.data, *key, "block")
+            multiply(self, inside, inside in before, place, op_id, micro_batch, phase, called, extra_s, part)
+        elif op_id in self.work.attentions:
+            attend(self, op_id, micro_batch, again, phase, called, extra_s, part)
+        else:
+            self.operators([op_id], micro_batch, phase, called, extra_s, part)
+        self.waits += self.beside.pop(op_id, [])
+        for index, exchange in enumerate(after):
+            self._exchange(exchange, (*key, "after", index), micro_batch, phase)
+
+    def _exchange(self, exchange: StageExchange, key: tuple[Any, ...], micro_batch: int, phase: str) -> None:
+        """Run a collective beside an operator, and the copy that brings its buffer into order."""
+        if exchange.blocks > 1:  # goes with the operator itself
+            return
+        of_tensor = exchange.group == TENSOR
+        copy_s = exchange.copies_s[micro_batch] if exchange.copies_s else 0.0
+        of = {"phase": phase, "micro_batch": micro_batch}
+        size = exchange.sizes_bytes[micro_batch]
+        if not of_tensor:  # what leaves and what arrives are two buffers
+            self.hold("message", size)
+        if copy_s and exchange.copied == BEFORE:
+            self.compute(f"copy into {exchange.collective}", copy_s, "memcpy", **of)
+        group = self.exchange_groups[exchange.group]
+        place = (TENSOR, self.data) if of_tensor else (exchange.group, group[0])
+        # NCCL has a stream for each communicator: what replicas gather and reduce holds up none of these.
+        task = self.collective(exchange.collective, (*place, *key), size, group, phase, exchange.group)
+        beside = exchange.beside
+        (self.waits if beside < 0 else self.beside.setdefault(beside, [])).append(task)
+        self.turns += [] if of_tensor else [task]
+        if exchange.awaited and phase == "forward":
+            self.read_by_host.append(task)
+        if copy_s and exchange.copied == AFTER:
+            self.compute(f"copy out of {exchange.collective}", copy_s, "memcpy", **of)
+        if not of_tensor:
+            self.hold("message", -size)
+
+    def _run_backward(self, kind: str, micro_batch: int) -> None:
+        """Compute, hand over buckets after a stage's last micro-batch, add gradients up."""
+        work, done, makes_gradients = self.work, self.backwards[self.stage], kind != BACKWARD_INPUT
+        places: Sequence[int] = {
+            BACKWARD: work.backward.tolist(),
+            BACKWARD_INPUT: work.backward_input,
+            BACKWARD_WEIGHT: work.backward_weight,
+        }[kind]
+        self._chunk_overhead("backward", micro_batch)
+        last = done == self.schedule.micro_batches - 1
+        buckets = work.buckets if makes_gradients and (last or self.program.plan.reduces_each) else []
+        swapped, self.due = self.program.split.swapped, {}
+        op_ids = [swapped.get(place, place) for place in places]
+        ready = np.maximum.accumulate([swapped.get(b.ready_after_op_id, b.ready_after_op_id) for b in buckets] or [0])
+        for index, place in enumerate(np.searchsorted(places, ready[: len(buckets)]).tolist()):
+            self.due.setdefault(op_ids[place] if place < len(op_ids) else -1, []).append(index)
+        self._run_operators((kind, False), op_ids, micro_batch, self.repeats and not buckets)
+        for index in self.due.pop(-1, ()):
+            self.reduce_bucket(index)
+        if done and makes_gradients and work.accumulate_s:
+            self.compute("gradient accumulation", work.accumulate_s, phase="backward", micro_batch=micro_batch)
+        self.backwards[self.stage] += makes_gradients
+        if buckets and not last:  # DDP sends buffers before the next forward, as it does behind each exchange
+            self._end_buckets()
+            self.broadcast_buffers()
 
     def _begin_gathers(self, turn: int) -> None:
         """Begin to gather stages ahead of their turn, as Megatron-LM does where a rank has several.
@@ -232,8 +521,9 @@ class StagedRank(StageActions):
                 task = self.collective("broadcast", key, size, self.data_group, "forward")
                 self.waits.append(task)
 
-    def reduce_bucket(self, index: int, bucket: Bucket) -> None:
+    def reduce_bucket(self, index: int) -> None:
         """Copy a bucket's gradients in and start its all-reduce; send them to the host if asked to."""
+        bucket = self.work.buckets[index]
         ready, size = self.last, bucket.size_bytes
         plan, recipe, done = self.program.plan, self.program.recipe, self.backwards[self.stage]
         scatters = plan.sharding in SLICED and plan.sharding not in recipe.sums_whole
@@ -261,11 +551,6 @@ class StagedRank(StageActions):
         if self.host_optimizer:
             self.host_optimizer.send(ready, size, self.work.bucket_storages[index])
 
-    def begin_again(self) -> None:
-        """DDP: wait for the buckets, and send buffers before the next forward, as it does behind each exchange."""
-        self._end_buckets()
-        self.broadcast_buffers()
-
     def _end_buckets(self) -> None:
         """Wait for what has been reduced, and copy it back."""
         self.waits += self.reduced
@@ -281,8 +566,7 @@ class StagedRank(StageActions):
         self._reduce_partial()
         if self.program.mode != FORWARD_ONLY:
             self._reduce_tied()
-        if not self.schedule.traits.one_process:
-            self.await_all_sends()
+        self.await_sends(not self.schedule.traits.one_process)
         if self.program.mode == TRAIN:
             self.update()
         if self.program.tail_s or self.waits:
@@ -293,29 +577,16 @@ class StagedRank(StageActions):
         if self.host_optimizer:
             self.host_optimizer.update()
             return
-        update_s = self.program.host.get("tensor_parallel_update_s", 0.0)
+        update_s, names = self.program.host.get("tensor_parallel_update_s", 0.0), self.program.names
         for stage in self.stages:
             self.stage = stage
-            if self.in_rows and not update_s:
-                self._update_at_once()
-                continue
-            for op_id in self.work.optimizer:
-                sharded = int(op_id) in self.program.split.sharded_updates
-                extra_s = update_s if sharded else 0.0
-                self.operator(int(op_id), None, extra_s, device_s=self.work.update_s.get(int(op_id)))
+            op_ids = self.work.optimizer
+            ends = [place + 1 for place, op_id in enumerate(op_ids) if names[op_id] == FINDS_OVERFLOW]
+            for some in np.split(op_ids, ends):  # behind the search for overflow shards may agree
+                extra_s = update_s * np.isin(some, list(self.program.split.sharded_updates))
+                self.operators(some.tolist(), None, "optimizer", extra_s=extra_s, own_s=self.work.update_s)
         if not self.program.plan.gather_overlap:
             self._gather_weights()
-
-    def _update_at_once(self) -> None:
-        """Add the optimizer's operators of a stage; behind the search for overflow shards may agree."""
-        names, op_ids = self.program.names, self.work.optimizer.tolist()
-        for place, op_id in enumerate(op_ids):
-            if names[op_id] == FINDS_OVERFLOW:
-                add_operators(self, op_ids[:place], None, device_s=self.work.update_s)
-                self.operator(op_id, None, device_s=self.work.update_s.get(op_id))
-                op_ids = op_ids[place + 1 :]
-                break
-        add_operators(self, op_ids, None, device_s=self.work.update_s)
 
     def _gather_weights(self) -> None:
         """Hand every replica the slices of each bucket's weights that the others have updated."""
@@ -339,22 +610,17 @@ class StagedRank(StageActions):
         key, size = ("weights", self.stage, group[0], index), self.work.gathered_bytes[index]
         return [self.collective("all_gather", key, size, group, phase)] if len(group) > 1 else []
 
-    def gather_ahead(self, run: Callable[[Sequence[int]], None], op_ids: Sequence[int]) -> None:
-        """Run a stage's first forward; before an operator that is the first to read a bucket's weights they are waited for.
+    def _await_weights(self, index: int) -> None:
+        """Wait for a bucket's weights before the operator that is the first to read one, and gather the next bucket's.
 
-        Then the next bucket's gather begins, as Megatron-LM's ``finish_param_sync`` does, where it has not begun.
+        So Megatron-LM's ``finish_param_sync`` does, where that gather has not begun.
         """
-        readers, begun, begin = self.work.first_readers, self.begun.pop(self.stage, {}), 0
-        left = [index for op_id in op_ids for index in readers.get(op_id, ())]
-        for place, op_id in enumerate(op_ids):
-            for index in readers.get(op_id, ()):
-                run(op_ids[begin:place])
-                self.waits += begun.pop(index, []) or self._gather_bucket(index, "forward")
-                left.remove(index)
-                begin = place
-                if left and left[0] not in begun:
-                    begun[left[0]] = self._gather_bucket(left[0], "forward")
-        run(op_ids[begin:])
+        begun = self.begun.setdefault(self.stage, {})
+        self.waits += begun.pop(index, []) or self._gather_bucket(index, "forward")
+        self.gathered.remove(index)
+        for following in self.gathered[:1]:
+            if following not in begun:
+                begun[following] = self._gather_bucket(following, "forward")
 
     def _replicas_of(self, bucket: Bucket) -> list[int]:
         """Return the ranks that hold the same parameters as a bucket's."""
@@ -400,16 +666,14 @@ class PartitionedRank(StagedRank):
         partition = self.program.partitions[self.pipeline]
         place = self.data % self.program.plan.shards
         times_s = self.program.update_s[self.pipeline][place]
-        for op_id in partition.operators[place]:
-            self.operator(op_id, None, device_s=times_s.get(op_id))
+        self.operators(list(partition.operators[place]), None, "optimizer", own_s=times_s)
         source, broadcasts = self.last, []
         kinds = ((self.shard_group, partition.parameters), (self.expert_shards, partition.experts))
         for ranks, parts in kinds:
             for owner, parameters in enumerate(parts if len(ranks) > 1 else ()):
                 group = self.program.name_group(ranks, owner) if parameters else ""
                 broadcasts += [
-                    self.program.graph.add(
-                        self.rank,
+                    self.add(
                         "communication",
                         "collective",
                         "broadcast",
@@ -422,329 +686,3 @@ class PartitionedRank(StagedRank):
                     for index, parameter in enumerate(parameters)
                 ]
         self.waits += broadcasts
-
-
-FLAG_BYTES = 4
-"""Size of that note, of which ranks with shards of the gradients take the largest (PyTorch 2.13,
-``torch/distributed/tensor/_dispatch.py``, ``found_inf_reduce_handler``). DDP's ranks have the same
-gradients, and ask one another for nothing."""
-_ADDS_UP = "gradient accumulation"
-_Elementwise = Callable[[str, Sequence[int], int], float]
-"""Predicts an element-wise operator over tensors of some sizes: name, sizes [bytes], reads to time [s]."""
-
-
-def cost_units(
-    units: Sequence[ShardedUnit], plan: Plan, micro_steps: int, elementwise: _Elementwise, trace: Trace
-) -> list[UnitWork]:
-    """Return the units with the sizes of their messages and the time of their copies.
-
-    A copy is one operator over all of a unit's parameters (``all_gather_copy_in``, ``split_with_sizes_copy``,
-    ``chunk_cat``); the target counts as read. Where ``fully_shard`` brings gradients into another format, ``chunk_cat``
-    does it: the trace's casts are that copy.
-    """
-    found = []
-    added, casts = list_added_gradients(trace), trace.facts.recipe.shards_main
-    for unit in units:
-        shards = plan.shards_of(unit.experts)
-        gathered, reduced = unit.gathered_bytes(shards), unit.reduced_bytes(shards)
-        kept, whole = unit.kept_bytes(shards), not plan.sums_shards
-        parts = [p.size_bytes for p in unit.parameters if p.trained and (p.name not in added or not whole)]
-        gradients = parts if whole else [round(size * kept / max(sum(parts), 1)) for size in parts]
-        further = micro_steps > 1
-        found.append(
-            UnitWork(
-                unit,
-                gathered,
-                reduced,
-                kept,
-                elementwise("aten::copy_", [gathered // shards] if gathered else [], 2),
-                elementwise("aten::copy_", [gathered] if gathered else [], 2),
-                elementwise("aten::copy_", [reduced] if reduced and not casts else [], 2),
-                elementwise("aten::add_", gradients, 2) if further else 0.0,
-            )
-        )
-    return found
-
-
-class UnitRank(StagedRank):
-    """Writes the tasks of one rank under ``fully_shard``.
-
-    ``of_stage``: places of each stage's units, its root the last. ``whole``: units whose parameters are gathered, or on
-    their way. ``arriving``: unit to its all-gather that nothing has waited for. ``fence``: what the next all-gather
-    waits for. ``copied_out``: copy out of forward's last all-gather, which the next but one waits for.
-    """
-
-    repeated_tasks = ("arriving", "fence", "copied_out", "reduced")
-    repeated_state = ("whole", "gathering", "scattering")
-
-    def __init__(self, *place: Any) -> None:
-        super().__init__(*place)
-        self.repeats = self.repeats and not self.one_stage  # whose backward reduces what it makes
-        self.units: list[UnitWork] = []
-        self.of_stage: dict[int, range] = {}
-        works = [(stage, self.program.stages[stage].sharded) for stage in self.stages]
-        for stage, work in works:
-            assert work is not None
-            self.of_stage[stage] = range(len(self.units), len(self.units) + len(work.units))
-            self.units += work.units
-            self.sharding = work
-        self.whole: set[int] = set()
-        self.arriving: dict[int, int] = {}
-        self.fence: list[int] = []
-        self.copied_out: int | None = None
-        self.gathering = 0  # result of the last all-gather of forward, kept until the next has arrived
-        self.scattering = 0  # input of the last reduce-scatter, kept until the next
-        self.inner = [i for places in self.of_stage.values() for i in places[:-1]]
-        self.begins = {self.units[i].unit.first_forward: i for i in self.inner}
-        self.ends = {self.units[i].unit.last_forward: i for i in self.inner}
-        self.returns: dict[int, list[int]] = {}
-        for index in reversed(range(len(self.units))):  # a root before its last unit
-            self.returns.setdefault(self.units[index].unit.first_backward, []).append(index)
-        self.leaves = {u.unit.last_backward: i for i, u in enumerate(self.units) if u.unit.in_graph}
-
-    @property
-    def root(self) -> int:
-        """Place of the root of the stage whose action runs."""
-        return self.of_stage[self.stage][-1]
-
-    def broadcast_buffers(self) -> None:
-        """Each rank keeps buffers of its own."""
-
-    def unshard(self) -> None:
-        """Ask for all parameters of a stage; who computes next waits for all of them."""
-        for index in (self.root, *self.of_stage[self.stage][:-1]):
-            self._gather(index, "forward")
-
-    def reshard(self) -> None:
-        """Give all parameters of a stage up."""
-        for index in self.of_stage[self.stage]:
-            self._give_up(index)
-
-    def reduce_stage(self) -> None:
-        """Reduce a stage's gradients behind its last micro-batch."""
-        if self.one_stage or self.backwards[self.stage] < self.schedule.micro_batches:
-            return
-        places = self.of_stage[self.stage]
-        for index in (self.root, *places[:-1]):
-            self._give_up(index)
-            if self.units[index].reduced_bytes:
-                self._scatter(index)
-        self.waits += self.reduced
-        self.reduced = []
-        self.hold("gathered", -self.scattering)
-        self.scattering = 0
-
-    def _run_forward(self, micro_batch: int, again: bool) -> None:
-        self._await_stage("forward")
-        self.fence += [] if self.last is None else [self.last]
-        self._hooks("forward")
-        self._gather(self.root, "forward")
-        self._await(self.root, "forward")
-        super()._run_forward(micro_batch, again)
-        self._open_fence()
-        self.hold("gathered", -self.gathering)
-        self.gathering = 0
-
-    def _await_stage(self, phase: str) -> None:
-        """Wait for all parameters of a stage that the pipeline's runtime has asked for."""
-        if not self.one_stage:
-            for index in self.of_stage[self.stage]:
-                self._await(index, phase)
-
-    def _run_backward(self, kind: str, micro_batch: int) -> None:
-        self._await_stage("backward")
-        super()._run_backward(kind, micro_batch)
-        if not self.one_stage:
-            return
-        # Autograd does not come back to these: PyTorch's last callback of backward sees to them.
-        late = [i for i in self.inner if not self.units[i].unit.in_graph]
-        for index in (self.root, *late):
-            self._reduce(index, self.backwards[self.stage] - 1)
-        last = self.backwards[self.stage] == self.schedule.micro_batches
-        if last or self.program.plan.sums_shards:  # PyTorch ends each backward that reduces
-            self.hold("gathered", -self.scattering)
-            self.scattering = 0
-        if not last and self.program.plan.sums_shards:
-            self.waits += self.reduced
-            self.reduced = []
-
-    def _run(self, op_id: int, micro_batch: int, phase: str, *rest: Any, **options: Any) -> None:
-        forward, backward = phase == "forward", phase == "backward"
-        if options.get("again"):  # in backward parameters are there already
-            forward = False
-        if forward and op_id in self.begins:
-            self._enter_forward(self.begins[op_id])
-        super()._run(op_id, micro_batch, phase, *rest, **options)
-        if forward and op_id in self.ends and self.sharding.reshards:
-            self._give_up(self.ends[op_id])
-        elif backward and op_id in self.leaves and self.one_stage:
-            self._reduce(self.leaves[op_id], self.backwards[self.stage])
-
-    def find_crowded(self) -> set[int]:
-        """Return also the operators with which a unit's parameters come and go."""
-        return super().find_crowded().union(self.begins, self.ends, self.returns, self.leaves)
-
-    def _prepare_backward(self, op_id: int, micro_batch: int) -> None:
-        for index in self.returns.get(op_id, ()):
-            self._enter_backward(index)
-        super()._prepare_backward(op_id, micro_batch)
-
-    def operator(self, op_id: int, micro_batch: int | None, *rest: Any, **options: Any) -> None:
-        """Add an operator; whether scaled gradients are finite is agreed upon by all shards."""
-        super().operator(op_id, micro_batch, *rest, **options)
-        if micro_batch is None and self.program.names[op_id] == FINDS_OVERFLOW:
-            found = self._add_collective(
-                "communication", "all_reduce", self.last, FLAG_BYTES, self.shard_group, "optimizer"
-            )
-            self.waits.append(found)
-
-    def _enter_forward(self, index: int) -> None:
-        self._hooks("forward")
-        self._gather(index, "forward")
-        self._await(index, "forward")
-
-    def _enter_backward(self, index: int) -> None:
-        """Wait for a unit's parameters, and ask for those of the unit whose turn is next."""
-        unit = self.units[index]
-        if not unit.gathered_bytes:  # a root without parameters asks for nothing
-            return
-        self._hooks("backward")
-        self._gather(index, "backward")
-        self._await(index, "backward")
-        if index > self.of_stage[self.stage][0]:
-            self._gather(index - 1, "backward")
-
-    def _hooks(self, phase: str) -> None:
-        cost = self.program.host.get(f"sharded_{phase}_s", 0.0)
-        if not cost:
-            return
-        if self.program.times[0].separate_host:
-            self.launched = self.program.graph.add(
-                self.rank, "host", "host", "fully_shard: hooks", phase=phase, duration_s=cost
-            )
-        else:
-            self.compute("fully_shard: hooks", cost, "host", phase=phase)
-
-    def _give_up(self, index: int) -> None:
-        if index in self.whole:
-            self.hold("gathered", -self.units[index].gathered_bytes)
-        self.whole.discard(index)
-
-    def _add_collective(
-        self, stream: str, name: str, after: int | None, size: int, group: list[int], phase: str
-    ) -> int:
-        """Add this rank's part of a collective of some of the data-parallel ranks; none of one rank alone."""
-        if len(group) == 1 and after is not None:
-            return after
-        task = self.program.graph.add(
-            self.rank,
-            stream,
-            "collective",
-            name,
-            after=(after,),
-            message_bytes=size,
-            phase=phase,
-            group=self.program.name_group(group),
-            match_id=self.repetition.number(group),
-        )
-        if not self.sharding.beside:
-            self.waits.append(task)
-        return task
-
-    def _gather(self, index: int, phase: str) -> None:
-        """Ask for a unit's parameters, unless they are there or on their way."""
-        unit = self.units[index]
-        if index in self.whole or not unit.gathered_bytes:
-            return
-        self.whole.add(index)
-        self.hold("gathered", unit.gathered_bytes)
-        name, fence = "copy into all-gather", self.fence
-        self.fence = []
-        if self.sharding.beside:
-            copy: int | None = self.program.graph.add(
-                self.rank, "copy", "memcpy", name, after=(self.launched, *fence), duration_s=unit.copy_in_s, phase=phase
-            )
-        else:  # one thread does everything in turn
-            self.waits += fence
-            self.compute(name, unit.copy_in_s, "memcpy", phase=phase)
-            copy = self.last
-        self.arriving[index] = self._add_collective(
-            "communication", "all_gather", copy, unit.gathered_bytes, self._shards_of(unit.unit), phase
-        )
-
-    def _await(self, index: int, phase: str) -> None:
-        """Let compute wait for a unit's parameters, and copy them out."""
-        if index not in self.arriving:
-            return
-        if phase == "forward":
-            self._open_fence()
-        self.waits.append(self.arriving.pop(index))
-        size = self.units[index].gathered_bytes
-        self.hold("gathered", size)
-        self.compute("copy out of all-gather", self.units[index].copy_out_s, "memcpy", phase=phase)
-        # Forward keeps a result until the next one has been copied out, backward drops it at once.
-        self.hold("gathered", -self.gathering if phase == "forward" else -size)
-        self.gathering = size if phase == "forward" else self.gathering
-        if phase == "forward":
-            self.copied_out = self.last
-        elif self.last is not None:
-            self.fence.append(self.last)
-
-    def _open_fence(self) -> None:
-        """Let the next all-gather wait for the last copy out of forward, whose result it replaces."""
-        self.fence += [] if self.copied_out is None else [self.copied_out]
-        self.copied_out = None
-
-    def _reduce(self, index: int, micro_step: int) -> None:
-        """Give a unit's parameters up; reduce its gradients, or add them up until the last micro-step."""
-        unit = self.units[index]
-        self._give_up(index)
-        if not unit.reduced_bytes:
-            return
-        self._hooks("backward")
-        if self.program.plan.sums_shards:
-            self._scatter(index, further=micro_step > 0)
-            return
-        if micro_step and unit.accumulate_s:
-            self.compute(_ADDS_UP, unit.accumulate_s, phase="backward")
-        if micro_step == self.schedule.micro_batches - 1:
-            self._scatter(index)
-
-    def _scatter(self, index: int, further: bool = False) -> None:
-        """Reduce a unit's gradients and leave this rank its shard; a ``further`` one is added to the first."""
-        unit = self.units[index]
-        self.waits += self.reduced[:1]
-        held = unit.reduced_bytes + further * unit.kept_bytes
-        self.hold("gathered", held - self.scattering)
-        self.scattering = held
-        self.compute("copy into reduce-scatter", unit.reduce_copy_s, "memcpy", phase="backward")
-        made = frozenset(p.gradient_storage_id for p in unit.unit.parameters)
-        self.drop(made)
-        self.hold("gradient", 0 if further else unit.kept_bytes)
-        scattered = self._add_collective(
-            "communication", "reduce_scatter", self.last, unit.reduced_bytes, self._shards_of(unit.unit), "backward"
-        )
-        self.reduced = [scattered]
-        if len(self.shard_replicas) > 1:
-            part = unit.reduced_bytes // self.program.plan.shards_of(unit.unit.experts)
-            self.reduced.append(
-                self._add_collective("all_reduce", "all_reduce", scattered, part, self.shard_replicas, "backward")
-            )
-        if self.host_optimizer:
-            self.host_optimizer.send(self.reduced[-1], unit.kept_bytes, frozenset())
-            self.hold("gradient", 0 if further else -unit.kept_bytes)
-        elif further and self.sharding.beside:
-            stream = "all_reduce" if len(self.shard_replicas) > 1 else "communication"
-            self.reduced.append(
-                self.program.graph.add(
-                    self.rank,
-                    stream,
-                    "compute",
-                    _ADDS_UP,
-                    after=(self.reduced[-1],),
-                    duration_s=unit.accumulate_s,
-                    phase="backward",
-                )
-            )
-        elif further:
-            self.compute(_ADDS_UP, unit.accumulate_s, phase="backward")

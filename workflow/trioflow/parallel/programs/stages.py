@@ -14,7 +14,7 @@ from trioflow.base.plan_row import SLICED
 from trioflow.costmodel.features import OperatorModel
 from trioflow.parallel.backward import Recomputation, keep_sums_with_input, plan_recomputation, split_backward
 from trioflow.parallel.programs.builder import ShardedWork, StageWork, size_attentions
-from trioflow.parallel.programs.staged import cost_units
+from trioflow.parallel.programs.units import cost_units
 from trioflow.parallel.schedules.table import BACKWARD_WEIGHT, FORWARD_ONLY, TRAIN, Schedule, leaves, recomputed_pairs
 from trioflow.parallel.splits.pipeline import (
     Bucket,

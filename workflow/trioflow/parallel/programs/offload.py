@@ -1,0 +1,226 @@
+"""What lies in the host's memory: the optimizer with its state, or activations between their uses.
+
+``optimizer``: gradients go to the host in a stream ``offload`` as soon as they are final (a bucket once it is reduced,
+a sharded unit once scattered). The host updates all at once, and the parameters come back.
+
+``activations``: what a unit keeps for backward goes to the host after its forward, beside the next unit's, and comes
+back beside the backward of the unit behind it. Two units' are on the device at any time, so the last two never leave
+it.
+
+The host updates as one fused operator: parameters, gradients and states read once, parameters and states written once.
+Copies run at the rate of a rank's own link, in both directions at once; that ranks may share the host's memory is in
+the platform's rate or nowhere.
+
+References: J. Ren et al., ZeRO-Offload, arXiv 2101.06840; activations: PyTorch ``torch.autograd.graph.save_on_cpu``,
+here overlapped as in M. Rhu et al., vDNN, arXiv 1602.08124.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from trioflow.base.errors import PlanError
+from trioflow.base.experiments import Plan
+from trioflow.parallel.backward import list_units
+from trioflow.parallel.memory.profile import build_storage_table
+from trioflow.tables import records
+from trioflow.trace.store import Trace
+
+if TYPE_CHECKING:
+    from trioflow.parallel.programs.builder import RankProgram
+
+UNITS_ON_DEVICE = 2
+"""Units whose activations are on the device at one time."""
+
+
+@dataclass(frozen=True)
+class HostRates:
+    """What a rank's host link and host can do."""
+
+    # Of copies, in each direction
+    link_bytes_per_s: float
+    link_latency_s: float
+    # What the host reads and writes in a second of the optimizer's work; 0 where it has none
+    update_bytes_per_s: float
+
+    def copy_s(self, size_bytes: float) -> float:
+        """Return the time of a copy [s]."""
+        return self.link_latency_s + size_bytes / self.link_bytes_per_s
+
+
+@dataclass(frozen=True)
+class UnitActivations:
+    """What one unit keeps for backward, and where in the step that begins and ends."""
+
+    # Its first and last forward operator
+    begins: int
+    ends: int
+    # What it keeps for the traced batch, of one rank: the part that stays with another batch and
+    # the part that grows [bytes]
+    fixed_bytes: float
+    growing_bytes: float
+
+    def scale(self, factor: float) -> float:
+        """Return the size for ``factor`` times the traced batch [bytes]."""
+        return self.fixed_bytes + self.growing_bytes * factor
+
+
+@dataclass(frozen=True)
+class OffloadedActivations:
+    """Units that keep something, in the order of forward, and whose backward each operator is."""
+
+    # All units that keep anything; the last `UNITS_ON_DEVICE` of them stay
+    units: tuple[UnitActivations, ...]
+    unit_of: dict[int, int]  # backward operator to the unit that it belongs to
+
+    def leaves(self, unit: int) -> bool:
+        """Return whether a unit's activations leave the device."""
+        return 0 <= unit < len(self.units) - UNITS_ON_DEVICE
+
+
+_LINK_BANDWIDTH, _LINK_LATENCY = "host_link_bandwidth_bytes_per_s", "host_link_latency_s"
+_UPDATE_RATE = "host_update_bytes_per_s"
+"""Rates of a platform's ``host`` that offloading needs; the latency may be left out."""
+
+
+def read_host_rates(plan: Plan, host: Mapping[str, float]) -> HostRates | None:
+    """Return the host's rates that a plan needs, None for none; PlanError when the platform does not give them."""
+    if plan.offload == "none":
+        return None
+    needed = [_LINK_BANDWIDTH, *([_UPDATE_RATE] if plan.offload == "optimizer" else [])]
+    missing = [name for name in needed if not host.get(name)]
+    if missing:
+        raise PlanError(
+            f"plan {plan.plan}: offload {plan.offload} needs {' and '.join(missing)} of the platform's host",
+            fix="add it to the platform file, with its source, or use another platform",
+        )
+    return HostRates(
+        float(host[_LINK_BANDWIDTH]), float(host.get(_LINK_LATENCY, 0.0)), float(host.get(_UPDATE_RATE, 0.0))
+    )
+
+
+def size_update(trace: Trace, parameter_bytes: float) -> float:
+    """Return what the host reads and writes to update some parameters, which are one rank's [bytes]."""
+    table = build_storage_table(trace, trace.operators, lambda storage: None)
+    whole = float(table.bytes[table.category == "parameter"].sum())
+    state = float(table.bytes[(table.category == "optimizer_state") & ~table.made].sum())
+    return parameter_bytes * (3.0 + 2.0 * (state / whole if whole else 0.0))
+
+
+def plan_activations(trace: Trace, operators: pd.DataFrame) -> OffloadedActivations:
+    """Return what each unit keeps for backward; what several read belongs to the last, which comes first in backward.
+
+    Raises PlanError when the trace does not say what the model's units are.
+    """
+    regions = list_units(trace)
+    if not regions:
+        raise PlanError(
+            f"offload activations: the trace of {trace.facts.workload} does not show its units", fix="use offload none"
+        )
+    unit_of_forward = {op: unit for unit, region in enumerate(regions) for op in region}
+    unit_of = {
+        int(row["op_id"]): unit_of_forward[row["forward_op_id"]]
+        for row in records(trace.operators, "op_id", "phase", "forward_op_id")
+        if row["phase"] == "backward" and row["forward_op_id"] in unit_of_forward
+    }
+    table = build_storage_table(trace, operators, lambda storage: None)
+    phase = trace.operators["phase"].to_numpy(dtype=str)
+    makers = trace.tensors.groupby("storage_id")["producer_op_id"].first()
+    begins, entries, _ = table.uses
+    owner: dict[int, int] = {}
+    for op, unit in unit_of.items():
+        for storage in entries[begins[op] : begins[op + 1]].tolist():
+            maker = makers[table.storage_id[storage]]
+            if table.made[storage] and phase[int(maker)] == "forward":
+                owner[storage] = max(owner.get(storage, -1), unit)
+    found: list[UnitActivations] = []
+    numbers: dict[int, int] = {}
+    for unit, region in enumerate(regions):
+        mine = [storage for storage, last in owner.items() if last == unit]
+        grown = float((table.bytes[mine] * table.growing[mine]).sum())
+        if mine and table.bytes[mine].sum() > 0:
+            numbers[unit] = len(found)
+            fixed = float(table.bytes[mine].sum()) - grown
+            found.append(UnitActivations(region[0], region[-1], fixed, grown))
+    kept = {op: numbers[unit] for op, unit in unit_of.items() if unit in numbers}
+    return OffloadedActivations(tuple(found), kept)
+
+
+class ActivationMover:
+    """Writes the copies of one rank's activations to the host and back; ``operators``: those beside which they begin."""
+
+    def __init__(self, rank: RankProgram, plan: OffloadedActivations, rates: HostRates) -> None:
+        self.rank, self.plan, self.rates = rank, plan, rates
+        self.begins = {unit.begins: number for number, unit in enumerate(plan.units)}
+        self.ends = {unit.ends: number for number, unit in enumerate(plan.units)}
+        self.operators = {*self.begins, *self.ends, *plan.unit_of}
+        self.gone: dict[tuple[int, int], int] = {}
+        self.back: dict[tuple[int, int], int] = {}
+        self.entered: set[tuple[int, int]] = set()
+
+    def before(self, op_id: int, micro_batch: int) -> None:
+        """Wait, before a unit's forward, until the memory of the last but one is free; before its backward for what it needs.
+
+        With that goes for what the unit whose backward is next will need.
+        """
+        last_but_one = (self.begins.get(op_id, -1) - UNITS_ON_DEVICE, micro_batch)
+        if last_but_one in self.gone:
+            self.rank.waits.append(self.gone[last_but_one])
+            self.rank.hold("activation", -self._size(*last_but_one))
+        unit = (self.plan.unit_of.get(op_id, -1), micro_batch)
+        if unit[0] < 0 or unit in self.entered:
+            return
+        self.entered.add(unit)
+        self._fetch(*unit)
+        self.rank.waits += [self.back[unit]] if unit in self.back else []
+        self._fetch(unit[0] - 1, micro_batch)
+
+    def after(self, op_id: int, micro_batch: int) -> None:
+        """Send what a unit keeps to the host behind its forward."""
+        unit = self.ends.get(op_id, -1)
+        if self.plan.leaves(unit):
+            self.gone[unit, micro_batch] = self._copy("offload", "forward", unit, micro_batch, (self.rank.last,))
+
+    def _fetch(self, unit: int, micro_batch: int) -> None:
+        """Bring a unit's activations back, unless they are there or on their way."""
+        key = (unit, micro_batch)
+        if self.plan.leaves(unit) and key not in self.back and key in self.gone:
+            self.rank.hold("activation", self._size(*key))
+            self.back[key] = self._copy("fetch", "backward", unit, micro_batch, (self.rank.last, self.gone[key]))
+
+    def _size(self, unit: int, micro_batch: int) -> float:
+        return self.plan.units[unit].scale(self.rank.program.factors[micro_batch])
+
+    def _copy(self, stream: str, phase: str, unit: int, micro_batch: int, after: Sequence[int | None]) -> int:
+        time_s = self.rates.copy_s(self._size(unit, micro_batch))
+        fields = {"duration_s": time_s, "phase": phase, "micro_batch": micro_batch}
+        return self.rank.add(stream, "memcpy", f"{stream} activations", after=after, **fields)
+
+
+class HostOptimizer:
+    """Writes one rank's gradients' way to the host, the update there, and the parameters' way back."""
+
+    def __init__(self, rank: RankProgram, rates: HostRates) -> None:
+        self.rank, self.rates = rank, rates
+        self.sent_bytes = 0.0
+        self.copies: list[int] = []
+
+    def send(self, after: int | None, size_bytes: float, storages: frozenset[int]) -> None:
+        """Send gradients that are final after a task; the device's are dropped."""
+        self.sent_bytes += size_bytes
+        fields = {"duration_s": self.rates.copy_s(size_bytes), "phase": "backward"}
+        self.copies.append(self.rank.add("offload", "memcpy", "offload gradients", after=(after,), **fields))
+        self.rank.drop(storages)
+
+    def update(self) -> None:
+        """Update on the host once all gradients are there, and bring the parameters back."""
+        rank, of = self.rank, {"phase": "optimizer"}
+        moved_s = self.sent_bytes * rank.program.update_bytes_per_byte / self.rates.update_bytes_per_s
+        after = (*self.copies, *rank.waits)
+        updated = rank.add("host", "host", "optimizer on the host", after=after, duration_s=moved_s, **of)
+        back_s = self.rates.copy_s(self.sent_bytes)
+        rank.waits.append(rank.add("fetch", "memcpy", "fetch parameters", after=(updated,), duration_s=back_s, **of))
