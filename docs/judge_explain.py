@@ -23,7 +23,6 @@ from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import MICRO_BATCH, Corrections, correct_platform, load_platform
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.assembly import predict, time_operators
 from trioflow.prediction.explain import COMPONENTS, NAMED, Component, Explanation, Measured, explain
 from trioflow.prediction.step import Options
@@ -101,16 +100,14 @@ def _time_operators(run: Run) -> DeviceTimes:
 
 def explain_runs(runs: Sequence[Run], components: Sequence[Component]) -> Iterator[tuple[Run, Explanation]]:
     """Yield each run with what its step alone is explained by."""
-    with remembering(Memory()):
-        for run in sorted(runs, key=lambda one: (one.hidden, one.nodes, one.tensor)):
-            yield run, explain([measure_run(run)], components)
+    for run in sorted(runs, key=lambda one: (one.hidden, one.nodes, one.tensor)):
+        yield run, explain([measure_run(run)], components)
 
 
 def learn_engine(runs: Sequence[Run]) -> list[Component]:
     """Return the components with a prior of the engine's time from runs whose pipelines waited."""
     rows = list(map(measure_run, runs))
-    with remembering(Memory()):
-        beyond = [(row.measured_s - row.predict({})) / row.pieces for row in rows]
+    beyond = [(row.measured_s - row.predict({})) / row.pieces for row in rows]
     engine = next(one for one in COMPONENTS if one.name == MICRO_BATCH)
     logs = [math.log1p(max(one, 0.0) / engine.unit) for one in beyond]
     middle = statistics.median(logs)
@@ -122,12 +119,11 @@ def learn_engine(runs: Sequence[Run]) -> list[Component]:
 
 def halve_errors(rows: Sequence[Measured]) -> tuple[float, float, str]:
     """Return the median error of a cluster's other rows, before and after three are given, and the cause named."""
-    with remembering(Memory()):
-        explanation = explain(rows[:_GIVEN])
-        before, after = (
-            statistics.median(abs(row.predict(some) / row.measured_s - 1) for row in rows[_GIVEN:])
-            for some in ({}, explanation.corrections)
-        )
+    explanation = explain(rows[:_GIVEN])
+    before, after = (
+        statistics.median(abs(row.predict(some) / row.measured_s - 1) for row in rows[_GIVEN:])
+        for some in ({}, explanation.corrections)
+    )
     return before, after, explanation.cause
 
 
@@ -154,8 +150,7 @@ def _synthesise(ranks: int, tensor: int, pieces: int) -> Measured:
         batch = 4 * plan.data * pieces
         return predict("gpt2-large", plan, platform, batch=batch, options=options).step_time_s
 
-    with remembering(Memory()):
-        measured_s = ask({}, inter_node_bandwidth="tcp")
+    measured_s = ask({}, inter_node_bandwidth="tcp")
     return Measured(f"{ranks} ranks TP{tensor}", measured_s, ask, pieces=pieces)
 
 

@@ -33,7 +33,6 @@ from trioflow.base.provenance import atomic_path
 from trioflow.costmodel.uncertainty import CALIBRATION, ONE_NODE, RECORDED, load_calibration
 from trioflow.engine.result import CONFIDENCES
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import predict, time_operators
 from trioflow.prediction.step import Options
@@ -187,11 +186,7 @@ def _follow(module: Any, ask: Callable[[], Any]) -> tuple[Any, str, str] | None:
         return last[-1]
 
     free = {kind: (1.0, word) for kind, (_, word) in load_calibration().items()}
-    with (
-        patch("trioflow.prediction.step.load_calibration", lambda: free),
-        patch.object(module, "predict", follow),
-        remembering(Memory()),
-    ):
+    with patch("trioflow.prediction.step.load_calibration", lambda: free), patch.object(module, "predict", follow):
         try:
             ends = ask()
         except TrioflowError as error:

@@ -293,7 +293,7 @@ def test_real_ranks_send_and_compute_what_the_graph_says(trace, row, name, v, m,
 def check_operators(trace, cut, actions):
     """Compare the operators that PyTorch runs in I and in W with our two parts; count them."""
     compared = 0
-    stage_of, _ = stages_of_operators(trace, cut)
+    stage_of = stages_of_operators(trace, cut)
     names = trace.operators["name"].tolist()
     for action, counted in actions.items():
         match = re.fullmatch(r"(\d+)([IW])(\d+)", action)

@@ -17,6 +17,7 @@ from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.backward import list_units, plan_recomputation
 from trioflow.parallel.extrapolate import extrapolate
+from trioflow.parallel.model_graph import ModelGraph
 from trioflow.parallel.plan import check_plan, make_plan, named_plan
 from trioflow.parallel.programs.builder import size_attentions
 from trioflow.parallel.splits.context import check_context, split_context
@@ -38,7 +39,7 @@ def test_work_and_memory_are_a_ranks_tokens(method, trace):
     degree = 4
     whole = make_plan()
     alone = split_for_plan(prepare_split(trace, whole), whole)
-    split = split_context(alone, trace, degree, method)
+    split = split_context(alone, ModelGraph.of(trace), degree, method)
     steps = alone.operators["phase"] != "optimizer"
     flop = split.operators["flop"][steps]
     assert (flop == alone.operators["flop"][steps] // degree).all()

@@ -164,7 +164,7 @@ def larger(cnn_trace):
 def test_an_exact_batch_is_taken_as_recorded(cnn_trace, larger):
     for trace in (cnn_trace, larger):
         reference = choose_reference([larger, cnn_trace], trace.facts.batch)
-        assert reference.trace is trace and reference.operators is trace.operators
+        assert reference.trace.facts is trace.facts and reference.operators is trace.operators
         assert reference.shares == {trace.facts.batch: 1.0}
 
 
@@ -182,7 +182,7 @@ def test_between_two_traces_every_operator_is_interpolated(cnn_trace, larger):
 
 def test_beyond_all_traces_the_nearest_is_rescaled(cnn_trace, larger):
     reference = choose_reference([cnn_trace, larger], 64 * BATCH)
-    assert reference.trace is larger and reference.batch == 4 * BATCH
+    assert reference.trace.facts is larger.facts and reference.batch == 4 * BATCH
     graph = extrapolate([larger, cnn_trace], make_plan(), ProportionalModel(), batch=64 * BATCH)
     assert graph.metadata.compute_confidence == "extrapolated"
     between = extrapolate([larger, cnn_trace], make_plan(), ProportionalModel(), batch=2 * BATCH)
@@ -193,7 +193,7 @@ def test_beyond_all_traces_the_nearest_is_rescaled(cnn_trace, larger):
 def test_traces_that_ran_other_operators_are_not_mixed(cnn_trace, larger):
     other = replace(larger, operators=larger.operators.iloc[:-1])
     reference = choose_reference([other, cnn_trace], 2 * BATCH)
-    assert reference.trace is other  # equally near: the larger one
+    assert reference.trace.facts is other.facts  # equally near: the larger one
     assert reference.batch == 4 * BATCH
 
 

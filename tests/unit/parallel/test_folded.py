@@ -8,25 +8,27 @@ What a task graph's file says of where the graph comes from is checked, key by k
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+from numpy.typing import NDArray
 from same_model import ProportionalModel
 from trioflow import tables
+from trioflow.base.derived import Derives, derived
 from trioflow.base.errors import InputError, PlanError
-from trioflow.base.experiments import Plan
 from trioflow.costmodel.choices import choose_times, load_named_platform
+from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.costmodel.features import OperatorModel
 from trioflow.costmodel.files import SHIPPED_MODELS
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.parallel.extrapolate import extrapolate
+from trioflow.parallel.model_graph import ModelGraph
 from trioflow.parallel.plan import make_plan, named_plan, read_plan, read_stages, vary_plan
 from trioflow.parallel.programs.builder import ProgramBuilder
 from trioflow.parallel.programs.staged import PartitionedRank, StagedRank
-from trioflow.parallel.remembered import Memory, remembered, remembering
 from trioflow.parallel.schedules.build import build_schedule, lower_schedule, write_schedule
 from trioflow.parallel.splits.pipeline import assign_units
 from trioflow.parallel.task_graph import (
@@ -235,44 +237,37 @@ KEPT_PLANS = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_memory() -> None:
-    """None is open here but those of the tests."""
+class Count(Derives):
+    """Counts how often it was asked."""
+
+    asked = 0
+
+    @derived(most=2)
+    def answer(self, value: object, times: int = 1) -> NDArray[np.int64]:
+        self.asked += 1
+        return np.array([self.asked, times])
 
 
-@remembered
-def count(given: object, times: int = 1) -> list[int]:
-    return [id(given), times]
+def test_an_object_keeps_some_answers_and_drops_what_was_not_asked_for_longest() -> None:
+    count = Count()
+    first, _ = count.answer("a"), count.answer(["b"])
+    assert count.answer("a") is first and count.answer("a", times=1)[0] == 3
+    assert count.answer("a") is first
+    count.answer(("b",))
+    assert count.asked == 4, "b was dropped"
+    assert Count().answer("a") is not first
+    with pytest.raises(ValueError, match="read-only"):
+        first[0] = 1
 
 
-def test_a_memory_is_bounded_and_forgets_what_was_not_asked_for_longest() -> None:
-    memory = Memory(most=2)
-    with remembering(memory):
-        first, _ = count("a"), count("b")
-        assert count("a") is first
-        count("c")
-        assert count("a") is first
-        assert memory.made == 3
-        count("b")
-        assert memory.made == 4, "b was forgotten"
-
-
-def test_errors_are_not_remembered_and_arrays_are_locked() -> None:
-    asked = []
-
-    @remembered
-    def fail(value: int) -> int:
-        asked.append(value)
-        raise ValueError(value)
-
-    with remembering(Memory()):
-        for _ in range(2):
-            with pytest.raises(ValueError, match="7"):
-                fail(7)
-        units = assign_units(load_trace("gpt2-tiny-b8"))
-        with pytest.raises(ValueError, match="read-only"):
-            units[0] = 1
-    assert asked == [7, 7]
+def test_a_trace_may_change_between_two_questions_and_a_graph_keeps_its_answers() -> None:
+    trace = load_trace("gpt2-tiny-b8")
+    graph = ModelGraph.of(trace)
+    assert ModelGraph.of(graph) is graph
+    assert assign_units(graph) is assign_units(graph)
+    units = assign_units(trace)
+    trace.operators["module"] = "head"
+    assert assign_units(trace).tolist() != units.tolist()
 
 
 def same(one: TaskGraph, other: TaskGraph) -> bool:
@@ -282,20 +277,22 @@ def same(one: TaskGraph, other: TaskGraph) -> bool:
 
 
 @pytest.fixture(scope="module")
-def build_or_keep() -> Callable[[Plan], TaskGraph]:
-    times = choose_times([load_trace("gpt2-tiny-b8")], "NVIDIA A100-SXM4-80GB", None, None)
-    return lambda plan: extrapolate(times.traces, plan, times.model, batch=32)
+def times() -> DeviceTimes:
+    return choose_times([load_trace("gpt2-tiny-b8")], "NVIDIA A100-SXM4-80GB", None, None)
 
 
-def test_graphs_are_the_same_with_and_without_a_memory(build_or_keep: Callable[[Plan], TaskGraph]) -> None:
+def test_plans_of_one_graph_are_those_of_a_trace(times: DeviceTimes) -> None:
     """In either order of plans, so that none finds what another one spoilt."""
-    alone = [build_or_keep(plan) for plan in KEPT_PLANS]
-    for order in (range(len(KEPT_PLANS)), reversed(range(len(KEPT_PLANS)))):
-        memory = Memory()
-        with remembering(memory):
-            for place in order:
-                assert same(build_or_keep(KEPT_PLANS[place]), alone[place]), KEPT_PLANS[place].plan
-        assert memory.made < memory.asked / 2
+
+    def build(traces: list[Trace], place: int) -> TaskGraph:
+        return extrapolate(traces, KEPT_PLANS[place], times.model, batch=32)
+
+    places = range(len(KEPT_PLANS))
+    alone = [build(times.traces, place) for place in places]
+    for order in (places, reversed(places)):
+        shared: list[Trace] = [ModelGraph.of(trace) for trace in times.traces]
+        for place in order:
+            assert same(build(shared, place), alone[place]), KEPT_PLANS[place].plan
 
 
 MODEL = ProportionalModel()

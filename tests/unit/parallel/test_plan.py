@@ -20,6 +20,7 @@ from trioflow.base.experiments import Plan, Workload, as_rows, load_experiments,
 from trioflow.base.plan_row import SCHEDULES
 from trioflow.base.provenance import read_json
 from trioflow.parallel import plan as plans_module
+from trioflow.parallel.model_graph import ModelGraph
 from trioflow.parallel.plan import check_plan, fit_framework, make_plan, micro_batch_sizes, named_plan, vary_plan
 from trioflow.parallel.splits.pipeline import assign_units, balance_stages, build_buckets, partition, partition_trace
 from trioflow.parallel.splits.tensor_split import count_heads, kind_of_module
@@ -180,7 +181,8 @@ def test_a_table_of_another_tool_is_cut_by_the_names_of_its_modules(tiny):
 
 
 def test_a_trace_s_own_rules_go_before_names(tiny):
-    assert prepare_split(tiny, make_plan(tensor=2)) is tiny
+    graph = ModelGraph.of(tiny)
+    assert prepare_split(graph, make_plan(tensor=2)) is graph
 
 
 def test_megatron_s_plan_shares_the_vocabulary_where_the_model_has_one(tiny):

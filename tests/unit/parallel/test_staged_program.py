@@ -155,7 +155,7 @@ def test_a_trace_without_tensors_cannot_be_split(transformer_trace):
 
 def test_tied_parameters_are_found_and_added_up_between_stages(tied_trace):
     cut = [["embedding"], ["first", "second"], ["head"]]
-    stage_of, _ = stages_of_operators(tied_trace, cut)
+    stage_of = stages_of_operators(tied_trace, cut)
     (tied,) = find_tied(tied_trace, stage_of)
     assert tied.size_bytes == 128 * 32 * 4 and tied.stages == (0, 2)
     assert {tied_trace.operators.loc[o, "name"] for o in tied.sums} == {"aten::add"}

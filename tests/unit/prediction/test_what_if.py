@@ -25,7 +25,6 @@ from trioflow.engine.simulate import SimulationOptions
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import EXCHANGE, Corrections, correct_platform
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.parallel.remembered import Memory, remembering
 from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
 from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import predict
@@ -313,13 +312,12 @@ def test_corrections_change_the_step_where_they_belong() -> None:
         corrected = correct_platform(replace(machine, ranks=ranks), corrections)
         return predict("gpt2", plan, corrected, batch=4 * ranks, options=options).step_time_s
 
-    with remembering(Memory()):
-        alone_s, two_s = ask(8, {}), ask(16, {})
-        assert ask(16, {"micro_batch_s": 0.5}) == pytest.approx(two_s + 2.0)
-        assert ask(8, {"between_nodes": 50.0}) == alone_s
-        assert ask(16, {"between_nodes": 50.0}) > two_s
-        assert ask(16, {"between_nodes_step_s": 1e-2}) > two_s + 0.1
-        assert ask(8, {"compute": 100.0}) > 5 * alone_s
+    alone_s, two_s = ask(8, {}), ask(16, {})
+    assert ask(16, {"micro_batch_s": 0.5}) == pytest.approx(two_s + 2.0)
+    assert ask(8, {"between_nodes": 50.0}) == alone_s
+    assert ask(16, {"between_nodes": 50.0}) > two_s
+    assert ask(16, {"between_nodes_step_s": 1e-2}) > two_s + 0.1
+    assert ask(8, {"compute": 100.0}) > 5 * alone_s
 
 
 def test_corrections_are_added_to_those_that_a_platform_has() -> None:

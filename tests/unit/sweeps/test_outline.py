@@ -14,7 +14,7 @@ from trioflow.costmodel.features import resize_batch
 from trioflow.parallel.plan import fit_framework, make_plan
 from trioflow.parallel.reference import predict_operator_times
 from trioflow.parallel.schedules.build import build_schedule
-from trioflow.prediction.assembly import load_traces
+from trioflow.prediction.assembly import choose_collectives, load_traces
 from trioflow.sweeps.outline import MessageTimes, Outline, list_groups
 from trioflow.sweeps.outline_step import _count_held, _list_buckets, _order, _play, outline_step
 from trioflow.sweeps.workshop import Workshop
@@ -65,7 +65,7 @@ def outline_on(workshop: Workshop) -> Callable[[str, int], Outline]:
         if (platform, ranks) not in known:
             machine = workshop.load_platform(platform, ranks)
             times = workshop.time_operators(TRACE, machine.device.name)
-            known[platform, ranks] = Outline(times, machine, workshop.load_collectives(machine))
+            known[platform, ranks] = Outline(times, machine, choose_collectives(machine))
         return known[platform, ranks]
 
     return make
@@ -94,7 +94,7 @@ def test_what_gradients_take_is_in_the_outline(workshop: Workshop, plan: Plan) -
     """Of a small batch on a GPU, copies into buckets, sums and updates are a large part."""
     machine = workshop.load_platform("dgx-a100", 8)
     times = workshop.time_operators("resnet50-b128", machine.device.name)
-    step = outline_step(Outline(times, machine, workshop.load_collectives(machine)), plan, 64)
+    step = outline_step(Outline(times, machine, choose_collectives(machine)), plan, 64)
     _, graph = workshop.build_graph(times, ["resnet50-b128", "", ""], plan, 64, machine)
     told = workshop.simulate(workshop.prepare(times, graph, machine, interval=False))
     assert step.time_s == pytest.approx(told.step_time_s, rel=0.05)
@@ -237,7 +237,7 @@ def test_messages_that_computing_cannot_hide_are_in_the_outline(
     machine = workshop.load_platform("dgx-h100", plan.ranks)
     times = workshop.time_operators("trace", machine.device.name)
     plan = fit_framework(plan, times.traces[0])
-    outline = Outline(times, machine, workshop.load_collectives(machine))
+    outline = Outline(times, machine, choose_collectives(machine))
     outlined = outline_step(outline, plan, 128)
     _, graph = workshop.build_graph(times, ["trace", "", ""], plan, 128, machine)
     told = workshop.simulate(workshop.prepare(times, graph, machine, interval=False))
@@ -267,7 +267,7 @@ def test_a_sharded_pipeline_holds_whole_gradients_and_parameters_at_least(
     workshop, plan = llama("megatron-bf16"), make_plan(4, 1, 4, schedule, micro_batches, sharding=sharding)
     machine = workshop.load_platform("dgx-h100", plan.ranks)
     times = workshop.time_operators("trace", machine.device.name)
-    outline = Outline(times, machine, workshop.load_collectives(machine))
+    outline = Outline(times, machine, choose_collectives(machine))
     _, graph = workshop.build_graph(times, ["trace", "", ""], plan, 64, machine)
     share = outline_step(outline, plan, 64).least_bytes / graph.metadata.peak_memory_bytes
     assert 0.8 < share <= 1

@@ -23,7 +23,6 @@ from trioflow.costmodel.uncertainty import load_residuals
 from trioflow.hardware.platform import SHIPPED
 from trioflow.parallel.memory.peak import DOUBTED, LIKELY, count_outside, load_survival
 from trioflow.parallel.plan import make_plan, vary_plan
-from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.assembly import predict
 from trioflow.sweeps import search
 from trioflow.sweeps.search import Candidate, Found, Variants, _simulate_best, join_found, search_plans
@@ -71,8 +70,7 @@ def test_degrees_are_all_products_of_the_ranks() -> None:
 
 def test_the_space_holds_every_plan_that_goes_together_and_counts_the_others() -> None:
     trace, fates = load_trace(TRACE), Fates()
-    with remembering(Memory()):
-        plans = list(enumerate_plans(trace, 8, 32, Space(), fates))
+    plans = list(enumerate_plans(trace, 8, 32, Space(), fates))
     assert len(set(plans)) == len(plans) > 100
     for plan in plans:
         assert plan.ranks == 8 and find_plan_problem(plan) is None
@@ -102,8 +100,7 @@ def test_a_batch_that_does_not_divide_is_refused_and_counted() -> None:
 def test_what_became_of_every_plan_is_counted(workshop: Workshop, tmp_path: Path) -> None:
     """Of each kind: those refused, too large, slower by their outline and shown are all that there are."""
     fates = Fates()
-    with remembering(Memory()):
-        all_plans = list(enumerate_plans(load_trace(TRACE), 8, 128, Space(), fates))
+    all_plans = list(enumerate_plans(load_trace(TRACE), 8, 128, Space(), fates))
     refused = sum(fates.list_reasons().values())
     assert any("more than 64 micro-batches" in reason for reason in fates.list_reasons())
     machine = str(small_machine(tmp_path, 1.5e9))

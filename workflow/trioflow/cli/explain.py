@@ -35,7 +35,6 @@ from trioflow.formats.run_log import LoggedSteps, read_logged_steps
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import EXCHANGE, MICRO_BATCH, Corrections, correct_platform, save_corrected
 from trioflow.network.collectives import CollectivePlanner, compute_wire_bytes
-from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import choose_collectives, predict
 from trioflow.prediction.explain import Explanation, Measured, explain
@@ -262,10 +261,9 @@ class _Run:
 def _run_explain(options: argparse.Namespace) -> None:
     """Read the run, predict it, fit, and say what deviates."""
     check_output("--output", options.output, (".yaml", ".yml"))
-    with remembering(Memory()):
-        run = _read_run(options.measured, options)
-        explanation = explain(run.rows)
-        sentences = _list_sentences(explanation, run)
+    run = _read_run(options.measured, options)
+    explanation = explain(run.rows)
+    sentences = _list_sentences(explanation, run)
     corrections = explanation.corrections
     corrections |= {"outside_bytes": run.beyond_bytes} if run.beyond_bytes else {}
     times = zip(run.rows, explanation.before_s, explanation.after_s, strict=True)

@@ -10,7 +10,6 @@ from trioflow.base.units import format_time
 from trioflow.cli.choices import COLLECTIVES, NETWORK, WHAT_IF, add_plan_arguments, apply_configuration, read_options
 from trioflow.cli.output import HTML, add_command, format_table, list_forms, print_warnings, write_output, write_page
 from trioflow.parallel.memory.peak import describe_probability
-from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.assembly import predict
 
 _COLUMNS = (
@@ -79,13 +78,12 @@ def _run_scaling(options: argparse.Namespace) -> None:
     text, _, name = str(options.gpus or "").partition("x")
     rows: list[dict[str, Any]] = []
     refused: list[PlanError] = []
-    with remembering(Memory()):
-        for count in read_counts(text):
-            options.sign.text = f", {count} GPUs"
-            try:
-                rows.append(_predict_at(options, count, name))
-            except PlanError as error:  # this number does not share the model or the batch
-                refused.append(error)
+    for count in read_counts(text):
+        options.sign.text = f", {count} GPUs"
+        try:
+            rows.append(_predict_at(options, count, name))
+        except PlanError as error:  # this number does not share the model or the batch
+            refused.append(error)
     if not rows:
         raise refused[0]
     unit = "samples" if rows[0]["tokens_per_s"] is None else "tokens"

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from trioflow import tables
 from trioflow.base.arguments import Flag, declare, documented, settle_fields
+from trioflow.base.derived import Derives, derived, key_of
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.base.experiments import Plan
 from trioflow.engine.compiled.run import is_repaid, run_program, supports
@@ -74,7 +75,6 @@ from trioflow.network.networks import (
     find_slack,
     make_network,
 )
-from trioflow.parallel.remembered import Memory, kept
 from trioflow.parallel.task_graph import Fold, FoldedTaskGraph, TaskGraph
 
 T = TypeVar("T")
@@ -100,37 +100,41 @@ def make_planner(
 ) -> Planner:
     """Return what turns collectives into messages, or flows without an algorithm; InputError as ``MessagePlanner``."""
     if algorithms is None:
-        return keep_planner(platform, collectives, bound)
-    return _keep_messages(platform, collectives, bound, algorithms, chunks)
+        return _find_planners(platform, collectives).plan_flows(bound)
+    return _find_planners(platform, collectives).plan_messages(bound, algorithms, chunks)
 
 
 MOST_USES = 256
-"""A planner is made anew after so many simulations, so that what it remembers has an end."""
-PLANNERS, MESSAGES = Memory(12, MOST_USES), Memory(3, MOST_USES)
-"""Planners of a few platforms, for the three ends of an interval each; of messages the three ends only: their tables are large."""
+"""Planners are made anew after so many simulations, so that what they remember has an end."""
 
 
-@kept(MESSAGES)
-def _keep_messages(
-    platform: Platform, collectives: CollectiveCost | None, bound: Bound, algorithms: Algorithms, chunks: Chunks
-) -> Planner:
-    run_alone = make_run_alone(platform)
-    return MessagePlanner(platform, algorithms, run_alone, collectives, bound, chunks)
+@dataclass(eq=False)
+class _Planners(Derives):
+    """What plans a platform's collectives; finding routes takes longer than a folded simulation."""
+
+    platform: Platform
+    collectives: CollectiveCost | None
+    uses: int = 0
+
+    @derived(most=3)  # the three ends of an interval
+    def plan_flows(self, bound: Bound) -> CollectivePlanner:
+        if bound == "time_s":
+            return CollectivePlanner(self.platform, self.collectives, bound)
+        return self.plan_flows("time_s").rebound(bound)
+
+    @derived(most=3)
+    def plan_messages(self, bound: Bound, algorithms: Algorithms, chunks: Chunks) -> MessagePlanner:
+        run_alone = make_run_alone(self.platform)
+        return MessagePlanner(self.platform, algorithms, run_alone, self.collectives, bound, chunks)
 
 
-@kept(PLANNERS)
-def keep_planner(platform: Platform, collectives: CollectiveCost | None, bound: Bound) -> CollectivePlanner:
-    """Return the planner of a platform object, the same one always: finding routes takes longer than a folded simulation."""
-    if bound == "time_s":
-        return CollectivePlanner(platform, collectives, bound)
-    return keep_planner(platform, collectives, "time_s").rebound(bound)
-
-
-@kept(Memory(3))
-def name_links(platform: Platform) -> list[tuple[tuple[str, str], str]]:
-    """Return the ends of a platform's links in their order, and how a summary calls each link."""
-    ends = sorted({(link.source, link.target) for link in platform.links})
-    return [(pair, f"{pair[0]}->{pair[1]}") for pair in ends]
+def _find_planners(platform: Platform, collectives: CollectiveCost | None) -> _Planners:
+    """Return a platform's planners, the same ones while its collectives' model is the same."""
+    known: _Planners | None = platform.results.get("planners")
+    if known is None or known.collectives is not collectives or known.uses >= MOST_USES:
+        known = platform.results["planners"] = _Planners(platform, collectives)
+    known.uses += 1
+    return known
 
 
 def keep_folded(fold: Fold, cases: Sequence[Case], network: AnyNetwork, platform: Platform) -> FoldedProgram:
@@ -140,23 +144,18 @@ def keep_folded(fold: Fold, cases: Sequence[Case], network: AnyNetwork, platform
     return _keep_folded(fold, of_cases, type(network), slack, platform)
 
 
-@kept(Memory(2))  # one graph on two networks, as consecutive scenarios of a sweep ask for
+# One graph on two networks, as consecutive scenarios of a sweep ask for; planners are of one platform.
+@derived(lambda cases, network, slack, platform: key_of((cases, network, slack)), most=2)
 def _keep_folded(
     fold: Fold, cases: Sequence[tuple[Any, ...]], network: type[AnyNetwork], slack: frozenset[int], platform: Platform
 ) -> FoldedProgram:
     return fold_program(fold, [Case(*one) for one in cases], network, slack, platform)
 
 
-@kept(Memory(3))
+@derived()
 def keep_slack(platform: Platform) -> frozenset[int]:
     """Return the links of a platform that hold no flow between ranks back: see `find_slack`."""
     return find_slack(platform.links, is_rank_node)
-
-
-@kept(Memory(12))
-def keep_links(platform: Platform, factor: float) -> Sequence[Link]:
-    """Return the links of a platform of which each moves a ``factor``th of the bytes."""
-    return narrow_links(platform.links, factor)
 
 
 def make_run_alone(platform: Platform) -> RunAlone:
@@ -680,8 +679,9 @@ def _make_ready(
     """Return what an engine is given."""
     algorithms, chunks = choose_algorithms(graph.metadata.plan, options.algorithms, options.chunks)
 
+    links = narrow_links(platform.links, options.communication_scale)
+
     def make_mover() -> AnyNetwork:
-        links = keep_links(platform, options.communication_scale)
         mover = make_network(options.network, links, platform.routing)
         if isinstance(mover, FairShareNetwork) and algorithms is None:
             # Algorithms may let flows start at switches.
@@ -718,7 +718,7 @@ def _read_result(graph: TaskGraph, platform: Platform, options: SimulationOption
     summary = Summary(
         **vars(ready.summarize(execution)),
         events=execution.events,
-        link_bytes={name: moved[ends] for ends, name in name_links(platform) if ends in moved},
+        link_bytes={name: moved[ends] for ends, name in platform.link_names if ends in moved},
         confidence=find_confidence(shares),
         warnings=list(dict.fromkeys([*graph.metadata.warnings, *found])),
         network=options.network,

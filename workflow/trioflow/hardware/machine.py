@@ -27,6 +27,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trioflow.base.derived import Derives
 from trioflow.base.errors import PlatformError, suggest
 from trioflow.base.plan_row import Plan
 from trioflow.base.precision_recipes import NANOTRON
@@ -560,7 +561,7 @@ class InterNode:
 
 
 @dataclass(frozen=True, repr=False)
-class Platform:
+class Platform(Derives):
     """A machine: devices, links, host costs, and where the numbers come from.
 
     ``name``: name of the platform.
@@ -633,6 +634,12 @@ class Platform:
 
     def __repr__(self) -> str:
         return f"<Platform {self.name}: {self.ranks} x {self.device.name}, {len(self.links)} links>"
+
+    @cached_property
+    def link_names(self) -> list[tuple[tuple[str, str], str]]:
+        """Ends of its links in their order, and how a summary calls each link."""
+        ends = sorted({(link.source, link.target) for link in self.links})
+        return [(pair, f"{pair[0]}->{pair[1]}") for pair in ends]
 
     def to_networkx(self) -> DiGraph:
         """Return the machine as a graph: an edge is a link with its fields."""

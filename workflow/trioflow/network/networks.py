@@ -178,18 +178,18 @@ def find_slack(links: Sequence[Link], is_end: Callable[[str], bool]) -> frozense
         if source in ends_of:
             onward[source].append(number)
             between[source, target] += bandwidth
-    sums = {
-        id(side): {node: math.fsum([links[n].bandwidth_bytes_per_s for n in side[node]]) for node in ends_of}
+    into_sums, onward_sums = (
+        {node: math.fsum([links[n].bandwidth_bytes_per_s for n in side[node]]) for node in ends_of}
         for side in (into, onward)
-    }
+    )
     slack: set[int] = set()
     kept: set[int] = set()
     for number in sorted(chosen, key=lambda n: -links[n].bandwidth_bytes_per_s):
         link = links[number]
         back = between.get((link.target, link.source), 0.0)
-        for node, side in ((link.source, into), (link.target, onward)):
+        for node, side, sums in ((link.source, into, into_sums), (link.target, onward, onward_sums)):
             ends = (link.source, link.target)
-            others = sums[id(side)][node] - back
+            others = sums[node] - back
             wide = others <= link.bandwidth_bytes_per_s * (1 + _ROUNDING)
             if number in kept or not wide or others <= 0:
                 continue

@@ -25,7 +25,7 @@ from trioflow.base.errors import PlanError
 from trioflow.base.plan_row import TO_THE_END
 from trioflow.base.precision_recipes import PYTORCH
 from trioflow.base.provenance import PACKAGE, read_table
-from trioflow.parallel.remembered import remembered, tensor_bytes
+from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.splits.pipeline import is_inside, loss_operators
 from trioflow.parallel.splits.routing import find_expert_modules
 from trioflow.tables import records
@@ -67,8 +67,8 @@ class Recomputation:
     stops_at: int | None = None  # operator at which PyTorch stops before it computes anything
 
 
-@remembered
-def plan_recomputation(trace: Trace, kind: str, cut: Sequence[Sequence[str]] = ()) -> list[Recomputation]:
+@of_model
+def plan_recomputation(trace: ModelGraph, kind: str, cut: Sequence[Sequence[str]] = ()) -> list[Recomputation]:
     """Return the regions that a step recomputes, in the order of forward.
 
     ``full``: each unit of the model's chain; ``selective``: the products and the softmax of each attention;
@@ -110,7 +110,7 @@ def plan_recomputation(trace: Trace, kind: str, cut: Sequence[Sequence[str]] = (
     return [region for region in found if region.operators]
 
 
-def _find_kept(trace: Trace, policy: str, blocks: Sequence[Sequence[int]]) -> set[int]:
+def _find_kept(trace: ModelGraph, policy: str, blocks: Sequence[Sequence[int]]) -> set[int]:
     """Return the forward operators whose results a policy saves; PlanError when nobody knows it, or it saves nothing here."""
     row = POLICIES.get(policy)
     if row is None:
@@ -156,14 +156,13 @@ def _make_region(operators: Sequence[int], saved: dict[int, _Saved], stops: bool
     return Recomputation(tuple(op for op in operators if op < last), needed_by, last)
 
 
-def _find_saved(trace: Trace) -> dict[int, _Saved]:
+def _find_saved(trace: ModelGraph) -> dict[int, _Saved]:
     """Return the forward operators that keep something for backward: those of an autograd node take all that it kept."""
-    tensors = trace.tensors
-    storage = tensors["storage_id"].tolist()
+    storage = trace.storage
     phase = trace.operators["phase"].tolist()
     makers: dict[int, int | None] = {}
-    for index, row in zip(storage, records(tensors, "producer_op_id"), strict=True):
-        makers.setdefault(int(index), row["producer_op_id"])
+    for index, row in zip(storage, records(trace.tensors, "producer_op_id"), strict=True):
+        makers.setdefault(index, row["producer_op_id"])
     nodes: dict[tuple[int, Any], list[int]] = {}
     kept: dict[tuple[int, Any], set[int]] = {}
     for row in records(trace.operators, "op_id", "phase", "forward_op_id", "sequence_number", "input_ids"):
@@ -172,7 +171,7 @@ def _find_saved(trace: Trace) -> dict[int, _Saved]:
         node = (int(row["forward_op_id"]), row["sequence_number"])
         nodes.setdefault(node, []).append(int(row["op_id"]))
         for index in row["input_ids"]:
-            maker = makers[int(storage[index])]
+            maker = makers[storage[index]]
             if maker is None or phase[maker] == "forward":
                 kept.setdefault(node, set()).add(-1 if maker is None else maker)
     found: dict[int, _Saved] = {}
@@ -183,7 +182,7 @@ def _find_saved(trace: Trace) -> dict[int, _Saved]:
     return found
 
 
-def _list_blocks(trace: Trace, word: str, count: int, cut: Sequence[Sequence[str]]) -> list[list[int]]:
+def _list_blocks(trace: ModelGraph, word: str, count: int, cut: Sequence[Sequence[str]]) -> list[list[int]]:
     """Return the forward operators of the blocks that Megatron-LM's ``recompute-num-layers`` chooses."""
     units = dict(zip(pipeline_units(trace), list_units(trace), strict=False))
     found = []
@@ -214,7 +213,7 @@ def list_units(trace: Trace) -> list[list[int]]:
     return regions
 
 
-def _list_modules(trace: Trace, words: Sequence[str]) -> list[list[int]]:
+def _list_modules(trace: ModelGraph, words: Sequence[str]) -> list[list[int]]:
     """Return the forward operators of each of some of a block's modules; of one inside another the outer one's."""
     if unknown := [word for word in words if word not in MODULES]:
         raise PlanError(
@@ -235,11 +234,11 @@ def _list_modules(trace: Trace, words: Sequence[str]) -> list[list[int]]:
     return sorted(outer)
 
 
-def _list_attentions(trace: Trace) -> list[list[int]]:
+def _list_attentions(trace: ModelGraph) -> list[list[int]]:
     """Return the operators of each attention: one fused, or from product over softmax to product."""
     rows = records(trace.operators, "op_id", "phase", "name", "module", "input_ids")
     rows = [row for row in rows if row["phase"] == "forward"]
-    category = trace.tensors["category"].tolist()
+    category = trace.category
     regions = []
     for place, row in enumerate(rows):
         if str(row["name"]).startswith(_FUSED_ATTENTION):
@@ -270,9 +269,9 @@ class BackwardSplit:
     input_share: dict[int, float] = field(default_factory=dict)
 
 
-@remembered
+@of_model
 def split_backward(
-    trace: Trace, stage_of: NDArray[np.int64], stage: int, left_out: frozenset[int] = frozenset()
+    trace: ModelGraph, stage_of: NDArray[np.int64], stage: int, left_out: frozenset[int] = frozenset()
 ) -> BackwardSplit:
     """Return which backward operators of a stage belong to I and which to W; the first stage has no I.
 
@@ -289,8 +288,7 @@ def split_backward(
     mine = [row for row in rows if stage_of[row["op_id"]] == stage]
     if stage == 0:
         return BackwardSplit([], [int(row["op_id"]) for row in mine])
-    storage, category = (trace.tensors[c].tolist() for c in ("storage_id", "category"))
-    size = tensor_bytes(trace)
+    storage, category, size = trace.storage, trace.category, trace.size
     listed = {index for row in mine for index in row["output_ids"]}
     needed, needed_storages = set(), set()
 

@@ -50,20 +50,20 @@ from trioflow.parallel.memory.peak import (
     recall_memory,
     take_curves,
 )
+from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.plan import Stages, check_plan, choose_stages, describe_plan, fit_framework, micro_batch_sizes
 from trioflow.parallel.programs.builder import ProgramBuilder, RankProgram
 from trioflow.parallel.programs.offload import plan_activations, read_host_rates, size_update
 from trioflow.parallel.programs.staged import PartitionedRank, StagedRank
 from trioflow.parallel.programs.stages import StageWorks
 from trioflow.parallel.programs.units import UnitRank
-from trioflow.parallel.reference import OperatorTimes, Reference, choose_reference, predict_times, without_communication
-from trioflow.parallel.remembered import remembered, remembering_within
+from trioflow.parallel.reference import OperatorTimes, Reference, choose_reference, without_communication
 from trioflow.parallel.schedules.build import plan_schedule
 from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN, WORDS, Schedule, check_mode
 from trioflow.parallel.splits.context import time_rings
-from trioflow.parallel.splits.pipeline import BALANCES, stages_of_operators
+from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.splits.routing import describe_routing
-from trioflow.parallel.splits.sharding import describe_units, partition_stages, predict_updates, split_updates
+from trioflow.parallel.splits.sharding import describe_units, partition_stages, split_updates
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import TensorSplit
 from trioflow.parallel.splits.vocabulary import prepare_split
@@ -123,7 +123,7 @@ def holds_host(plan: Plan, framework: str) -> bool:
 class _Step:
     """What is asked for, once plan, batch and times to start from are settled."""
 
-    given: list[Trace]
+    given: list[ModelGraph]
     plan: Plan
     batch: int
     repeated: int  # samples that replicas run once more, to share the batch evenly
@@ -141,7 +141,7 @@ class _Step:
 class _Written:
     """The programs of all ranks, and what they were made of."""
 
-    trace: Trace  # prepared for the plan's tensor parallelism
+    trace: ModelGraph  # prepared for the plan's tensor parallelism
     builder: ProgramBuilder
     works: StageWorks
     cut: list[list[str]]
@@ -155,7 +155,6 @@ class _Written:
         return int(find_fullest(self.peaks)["peak_bytes"]) if self.peaks else 0
 
 
-@remembering_within
 def extrapolate(
     traces: Trace | Sequence[Trace],
     plan: Plan,
@@ -189,7 +188,7 @@ def extrapolate(
     Input copies, the data loader and the first iteration are not part of the step. Messages and sharded operators are
     sized by the first, largest micro-batch, times are those of each.
     """
-    given = [without_communication(t) for t in ([traces] if isinstance(traces, Trace) else traces)]
+    given = [without_communication(ModelGraph.of(t)) for t in ([traces] if isinstance(traces, Trace) else traces)]
     step = _settle(given, fit_framework(plan, given[0]), model, batch, schedule, mode, last_batch, anchoring)
     written = _write_programs(step, stages, dict(host or {}), memory, device)
     limit_bytes = load_survival().find_limit(LIKELY, count_room(plan, device))
@@ -231,7 +230,7 @@ def extrapolate_experiment(
 
 
 def _settle(
-    given: list[Trace],
+    given: list[ModelGraph],
     plan: Plan,
     model: OperatorModel,
     batch: int | None,
@@ -270,23 +269,23 @@ def _write_programs(
 ) -> _Written:
     """Write what every rank does: split the model, predict its operators, run the schedule."""
     plan, model, reference = step.plan, step.model, step.reference
+    priced = reference.price(model)
     trace = prepare_split(reference.trace, plan)
     kind = _kind_of_rank(plan)
     factors = [n / trace.facts.batch for n in kind.list_samples(plan, step.batch) or step.sizes]
     split = split_updates(trace, plan, split_for_plan(trace, plan))
     launch_s = find_launch_s(host, reference.trace.facts)
-    times, extrapolated = predict_times(reference, split.operators, factors, model, launch_s)
+    times, extrapolated = priced.predict_times(split, factors, launch_s)
     times, split = time_rings(times, reference, split, factors, model)
     cut = choose_stages(trace, plan, stages)
-    works = StageWorks(trace, plan, model, step.schedule, factors, mode=step.mode)
-    builder = _set_up_builder(works, kind, split, cut, reference, times, host)
+    works = StageWorks(trace, plan, priced, step.schedule, factors, mode=step.mode)
+    builder = _set_up_builder(works, kind, split, cut, times, host)
     builder.add_ranks()
     peaks: list[dict[str, Any]] = []
     if memory and step.mode == TRAIN:
         peaks = recall_memory(trace, plan, factors)
     if memory and not peaks and reference.trace.names_results:
-        stage_of, _ = stages_of_operators(trace, cut)
-        peaks = estimate_memory(trace, split.operators, builder, factors, stage_of, device)
+        peaks = estimate_memory(trace, split, builder, factors, cut, device)
     return _Written(
         trace=trace, builder=builder, works=works, cut=cut, times=times, peaks=peaks, extrapolated=extrapolated
     )
@@ -297,18 +296,17 @@ def _set_up_builder(
     kind: type[RankProgram],
     split: TensorSplit,
     cut: list[list[str]],
-    reference: Reference,
     times: list[OperatorTimes],
     host: dict[str, float],
 ) -> ProgramBuilder:
     """Return the builder of the ranks' programs: the stages' work, and what replicas and the host share."""
-    trace, plan, model = works.trace, works.plan, works.model
+    trace, plan, priced = works.trace, works.plan, works.priced
     stages = works.build(split, cut)
     held = [works.schedule.stages_of_rank(rank) for rank in range(plan.pipeline)]
     partitions = partition_stages(trace, plan, works.placed, held)
-    partition_s = [predict_updates(reference.operators, split.operators, one.shares, model) for one in partitions]
+    partition_s = [priced.predict_updates(split, one.shares) for one in partitions]
     of_stages = [work.update_shares for work in stages]
-    updates_s = predict_updates(reference.operators, split.operators, of_stages, model)
+    updates_s = priced.predict_updates(split, of_stages)
     for work, update_s in zip(stages, updates_s, strict=True):
         work.update_s = update_s
     moves, updates = plan.offload == "activations", plan.offload == "optimizer"
@@ -422,8 +420,8 @@ def _least_half_width(reference: Reference, plan: Plan, sizes: Sequence[int], wa
     return least_half_width(left, kind, workload, plan.ranks)
 
 
-@remembered
-def phase_times(trace: Trace) -> dict[str, float]:
+@of_model
+def phase_times(trace: ModelGraph) -> dict[str, float]:
     """Return the traced time of each phase, host time included [s]."""
     total = trace.operators["device_ns"] + trace.operators["cpu_ns"]
     return {phase: ns_to_s(float(total[trace.operators["phase"] == phase].sum())) for phase in PHASES}

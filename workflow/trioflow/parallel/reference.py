@@ -4,33 +4,44 @@ Parameters, gradients, optimizer state and the operators on them never scale wit
 operator table keeps the two parts apart.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.derived import Derives, derived
 from trioflow.base.errors import PlanError, TraceError
 from trioflow.costmodel.device_times import host_times, rescale_distinct
 from trioflow.costmodel.features import FEATURES, OperatorModel, resize_batch
-from trioflow.parallel.remembered import remembered
+from trioflow.parallel.model_graph import ModelGraph, of_model
+from trioflow.parallel.splits.tensor_split import Shares, TensorSplit, scale_rows
 from trioflow.trace.store import Trace
 
 
-@dataclass(frozen=True)
-class Reference:
+@dataclass(frozen=True, eq=False)
+class Reference(Derives):
     """Recorded operators to start from."""
 
-    trace: Trace  # the trace nearest in batch; its tensors give the sizes of messages
+    trace: ModelGraph  # the trace nearest in batch; its tensors give the sizes of messages
     # Its operators: as recorded, or, between two traces, at the wanted batch
     operators: pd.DataFrame
     batch: float  # samples that ``operators`` stand for
     # Batch of each trace used to the share of the step's time that it decides
     shares: dict[int, float]
 
+    def price(self, model: OperatorModel) -> PricedModel:
+        """Return its operators with what predicts them at other sizes, the same object while the model is the same."""
+        known: PricedModel | None = self.results.get("priced")
+        if known is None or known.model is not model:
+            known = self.results["priced"] = PricedModel(self, model)
+        return known
 
-@remembered
+
 def choose_reference(traces: Sequence[Trace], batch: float) -> Reference:
     """Return the operators to extrapolate from at some batch; PlanError when traces are of different workloads or devices.
 
@@ -38,7 +49,13 @@ def choose_reference(traces: Sequence[Trace], batch: float) -> Reference:
     trace is taken as recorded, the larger of two equally near (by ratio), as a small batch hides what grows.
     """
     _check_same(traces)
-    ordered = sorted(traces, key=lambda t: t.facts.batch)
+    first, *others = map(ModelGraph.of, traces)
+    return _choose_reference(first, others, batch)
+
+
+@derived()
+def _choose_reference(first: ModelGraph, others: Sequence[ModelGraph], batch: float) -> Reference:
+    ordered = sorted([first, *others], key=lambda t: t.facts.batch)
     nearest = min(reversed(ordered), key=lambda t: round(abs(float(np.log(batch / t.facts.batch))), 9))
     traced = nearest.facts.batch
     lower = [t for t in ordered if t.facts.batch < batch]
@@ -73,8 +90,8 @@ def _check_same(traces: Sequence[Trace]) -> None:
             )
 
 
-@remembered
-def without_communication(trace: Trace) -> Trace:
+@of_model
+def without_communication(trace: ModelGraph) -> ModelGraph:
     """Return a trace whose communication takes no time: a plan brings its own, so a parallel run's must not count."""
     communicates = trace.operators["kind"] == "collective"
     if not communicates.any():
@@ -88,7 +105,7 @@ def without_communication(trace: Trace) -> Trace:
     operators.loc[communicates, ["device_ns", "cpu_ns"]] = 0
     warning = f"{int(communicates.sum())} communication operators of the traced run are left out"
     facts = replace(trace.facts, warnings=[*trace.facts.warnings, warning])
-    return Trace(operators, trace.tensors, facts)
+    return replace(trace, operators=operators, facts=facts)
 
 
 def silence_messages(trace: Trace) -> Trace:
@@ -97,6 +114,9 @@ def silence_messages(trace: Trace) -> Trace:
     columns = ["device_ns", *FEATURES, *(f"batch_{name}" for name in FEATURES)]
     operators.loc[operators["kind"] == "collective", columns] = 0
     return Trace(operators, trace.tensors, trace.facts)
+
+
+_PREDICTED = ("time_s", "low_s", "high_s", "extrapolated")
 
 
 @dataclass
@@ -109,23 +129,66 @@ class OperatorTimes:
     separate_host: bool  # whether the host runs beside the device (a GPU) or is the device (a CPU)
 
 
-def predict_times(
-    reference: Reference, operators: pd.DataFrame, factors: Sequence[float], model: OperatorModel, launch_s: float
-) -> tuple[list[OperatorTimes], bool]:
-    """Return the times of a rank's operators for each micro-batch, and whether any is out of the model's range."""
-    found = {f: _predict_for(reference, operators, f, model, launch_s) for f in set(factors)}
-    return [found[factor][0] for factor in factors], any(beyond for _, beyond in found.values())
+@dataclass(frozen=True, eq=False)
+class PricedModel(Derives):
+    """Operators to start from, and the model that predicts their times at other sizes."""
 
+    reference: Reference
+    model: OperatorModel
 
-@remembered
-def _predict_for(
-    reference: Reference, operators: pd.DataFrame, factor: float, model: OperatorModel, launch_s: float
-) -> tuple[OperatorTimes, bool]:
-    """Return the operators' times for one micro-batch, and whether any is out of the model's range."""
-    host_s = host_times(reference.trace, reference.operators, launch_s)
-    target = resize_batch(operators, factor)
-    device_s, beyond = predict_operator_times(reference.operators, target, model)
-    return OperatorTimes(device_s, host_s, reference.trace.facts.device == "cuda"), beyond
+    def predict_times(
+        self, split: TensorSplit, factors: Sequence[float], launch_s: float
+    ) -> tuple[list[OperatorTimes], bool]:
+        """Return the times of a rank's operators for each micro-batch, and whether any is out of the model's range."""
+        found = [self._predict_for(split, factor, launch_s) for factor in factors]
+        return [times for times, _ in found], any(beyond for _, beyond in found)
+
+    @derived()
+    def _predict_for(self, split: TensorSplit, factor: float, launch_s: float) -> tuple[OperatorTimes, bool]:
+        trace, recorded = self.reference.trace, self.reference.operators
+        host_s = host_times(trace, recorded, launch_s)
+        device_s, beyond = predict_operator_times(recorded, resize_batch(split.operators, factor), self.model)
+        return OperatorTimes(device_s, host_s, trace.facts.device == "cuda"), beyond
+
+    @derived()
+    def predict_updates(self, split: TensorSplit, parts: Sequence[Shares]) -> list[dict[int, float]]:
+        """Return the time of some optimizer operators for each of several shares of their work [s]."""
+        chosen = [list(shares) for shares in parts]
+        if not any(chosen):
+            return [{} for _ in parts]
+        ops = [op for of_part in chosen for op in of_part]
+        factors = np.array([share for shares in parts for share in shares.values()], dtype=float)
+        before, after = (f.loc[ops].reset_index(drop=True) for f in (self.reference.operators, split.operators))
+        after = scale_rows(after, np.arange(len(ops)), factors)
+        device_s, _ = predict_operator_times(before, after, self.model)
+        times = iter(device_s.tolist())
+        return [{op: next(times) for op in of_part} for of_part in chosen]
+
+    @derived()
+    def predict_elementwise(self, name: str, sizes: Sequence[int], reads: int) -> dict[str, NDArray[Any]]:
+        """Predict one element-wise operator over gradients of some sizes [bytes]: columns of `OperatorModel`.
+
+        On a CPU the optimizer's class predicts what happens to gradients. On a GPU that class holds calls over lists of
+        tensors, some 30 us each, which no copy is: there the phase is forward.
+        """
+        if not sizes:
+            return {column: np.zeros(0) for column in _PREDICTED}
+        rows = pd.DataFrame(
+            {
+                "name": name,
+                "phase": "forward" if self.reference.trace.facts.device == "cuda" else "optimizer",
+                "module": "",
+                "flop": 0,
+                "kernels": 0,
+                "read_bytes": [reads * size for size in sizes],
+                "write_bytes": sizes,
+                "input_shapes": [[[size // 4]] * reads for size in sizes],
+                "output_shapes": [[[size // 4]] for size in sizes],
+                "dtype": "float",
+            }
+        )
+        found = self.model.predict(rows)
+        return {column: found[column].to_numpy() for column in _PREDICTED}
 
 
 def predict_operator_times(

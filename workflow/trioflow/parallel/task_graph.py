@@ -26,6 +26,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow import tables
+from trioflow.base.derived import Derives
 from trioflow.base.errors import InputError, PlanError, TableError
 from trioflow.base.plan_row import Plan
 from trioflow.parallel.plan import make_plan
@@ -556,7 +557,7 @@ class Family:
 
 
 @dataclass(frozen=True, eq=False)
-class Fold:
+class Fold(Derives):
     """A task graph with identical ranks kept once, as ``find_problem`` checks for groups.
 
     Where a representative takes part in a match, a member does in that of its own group of the family, at the same

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from trioflow.base.arguments import check_argument, check_instance, check_names, show_fields
+from trioflow.base.derived import derived
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.plugins import load_plugin
@@ -17,6 +18,7 @@ from trioflow.hardware.platform import OFFLOAD_RATES, describe_unmeasured
 from trioflow.network.across_nodes import describe_inter_node, has_several_nodes, open_platform
 from trioflow.network.collectives import CollectiveCost, LinkCollectives, hold_to_links
 from trioflow.parallel.extrapolate import extrapolate, release_sends
+from trioflow.parallel.model_graph import ModelGraph
 from trioflow.parallel.plan import choose_plan, cut_batch, read_stages
 from trioflow.parallel.reference import silence_messages
 from trioflow.parallel.splits.pipeline import BALANCES
@@ -214,7 +216,8 @@ def time_operators(traces: Traces, device: DeviceSheet | str, options: Options =
     if isinstance(traces, DeviceTimes):
         return traces
     loaded = load_traces(traces, **options.language_step)
-    return choose_times(loaded, device, options.cost_model, options.override)
+    times = choose_times(loaded, device, options.cost_model, options.override)
+    return replace(times, traces=[ModelGraph.of(trace) for trace in times.traces])
 
 
 def _open_models(traces: Traces, plan: Plan, batch: int | None, options: Options) -> tuple[Traces, int | None]:
@@ -304,14 +307,19 @@ def choose_collectives(
         return None
     if given is not None and not isinstance(given, str | Path):
         return given
-    path = find_collectives(platform, None if given is None else str(given))
+    return _open_collectives(platform, None if given is None else str(given), method)
+
+
+@derived()
+def _open_collectives(platform: Platform, given: str | None, method: str | None) -> CollectiveCost | None:
+    path = find_collectives(platform, given)
     if path is None:
         return LinkCollectives(platform) if (given, method) == (None, None) and has_several_nodes(platform) else None
     found = load_collectives(path, method)
     if isinstance(found, PlatformCollectives):
         one_node = platform.ranks if platform.node_collectives else 1
         found = found.in_nodes_of(platform.ranks_per_node or one_node)
-    return hold_to_links(found, platform) if _is_of(found, platform, options) else found
+    return hold_to_links(found, platform) if _is_of(found, platform, given) else found
 
 
 def doubt_collectives(collectives: CollectiveCost | None, platform: Platform, options: Options = DEFAULTS) -> list[str]:
@@ -319,7 +327,7 @@ def doubt_collectives(collectives: CollectiveCost | None, platform: Platform, op
     if collectives is None:
         return []
     doubts = [str(getattr(collectives, "warning", ""))]
-    if not _is_of(collectives, platform, options):
+    if not _is_of(collectives, platform, options.collectives):
         measured = getattr(collectives, "platform", options.collectives)
         doubts.append(
             f"the collectives given were measured on {measured}, and the platform is {platform.name}: "
@@ -328,9 +336,8 @@ def doubt_collectives(collectives: CollectiveCost | None, platform: Platform, op
     return [doubt for doubt in doubts if doubt]
 
 
-def _is_of(collectives: CollectiveCost, platform: Platform, options: Options) -> bool:
+def _is_of(collectives: CollectiveCost, platform: Platform, given: CollectiveCost | str | Path | None) -> bool:
     """Return whether collectives are the platform's own, by the name that they were found or made under."""
-    given = options.collectives
     if given is None or not isinstance(given, str | Path):
         return True
     names = (platform.name, platform.node_collectives)

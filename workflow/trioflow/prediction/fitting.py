@@ -19,7 +19,6 @@ from trioflow.hardware.machine import Platform
 from trioflow.network.across_nodes import open_platform
 from trioflow.parallel.memory.peak import DOUBTED, LIKELY, find_fullest, load_survival
 from trioflow.parallel.plan import vary_plan
-from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.assembly import Traces, prepare_step, read_keywords
 from trioflow.prediction.step import DEFAULTS, Options, Step
 
@@ -90,26 +89,25 @@ def answer_memory(
     the step may need and still likely fit, negative where it needs less to. ``changes``: where the step is less than ``survival.DOUBTED``
     likely to fit, plans that change one thing, or two where no single one suffices, each with its own memory.
     """
-    with remembering(Memory()):
-        step = prepare_step(traces, plan, platform, batch=batch, options=options)
-        metadata, device = step.graph.metadata, step.platform.device
-        last = [entry for entry in metadata.memory if metadata.ranks - 1 in entry["ranks"]]
-        answer = {
-            "workload": step.traces[0].facts.workload,
-            "batch": metadata.batch,
-            "ranks": metadata.ranks,
-            "platform": step.platform.name,
-            "memory_bytes": device.memory_bytes,
-            **size_step(step),
-            "fullest_rank": find_fullest(metadata.memory) if metadata.memory else None,
-            "last_rank": last[0] if last else None,
-            "memory": metadata.memory,
-            "warnings": metadata.warnings,
-            "changes": [],
-        }
-        doubted = step.fit_probability is not None and step.fit_probability < DOUBTED
-        if doubted and not (options.as_traced or options.schedule):
-            answer["changes"] = _try_changes(traces, metadata.plan, step, options)
+    step = prepare_step(traces, plan, platform, batch=batch, options=options)
+    metadata, device = step.graph.metadata, step.platform.device
+    last = [entry for entry in metadata.memory if metadata.ranks - 1 in entry["ranks"]]
+    answer = {
+        "workload": step.traces[0].facts.workload,
+        "batch": metadata.batch,
+        "ranks": metadata.ranks,
+        "platform": step.platform.name,
+        "memory_bytes": device.memory_bytes,
+        **size_step(step),
+        "fullest_rank": find_fullest(metadata.memory) if metadata.memory else None,
+        "last_rank": last[0] if last else None,
+        "memory": metadata.memory,
+        "warnings": metadata.warnings,
+        "changes": [],
+    }
+    doubted = step.fit_probability is not None and step.fit_probability < DOUBTED
+    if doubted and not (options.as_traced or options.schedule):
+        answer["changes"] = _try_changes(traces, metadata.plan, step, options)
     return answer
 
 

@@ -14,16 +14,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import wraps
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.derived import Derives, derived
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.precision_recipes import PrecisionRecipe
@@ -34,18 +35,12 @@ from trioflow.network.collectives import CollectiveCost, CollectivePlanner
 from trioflow.network.networks import FlowShape
 from trioflow.parallel.backward import plan_recomputation
 from trioflow.parallel.memory.profile import StorageTable, build_storage_table
+from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.plan import choose_stages, micro_batch_sizes
 from trioflow.parallel.reference import Reference, choose_reference, predict_operator_times, without_communication
 from trioflow.parallel.splits.pipeline import BALANCES, assign_units, boundary_bytes, list_parameters, partition
-from trioflow.parallel.splits.sharding import (
-    find_owners,
-    place_parameters,
-    predict_elementwise,
-    share_storages,
-    split_updates,
-    upkeep_phase,
-)
-from trioflow.parallel.splits.tensor_parallel import split_for_plan
+from trioflow.parallel.splits.sharding import find_owners, place_parameters, share_storages, split_updates
+from trioflow.parallel.splits.tensor_parallel import split_for_plan, style_of
 from trioflow.parallel.splits.tensor_split import (
     EXPERT_DOMAIN,
     EXPERT_NODES,
@@ -57,7 +52,7 @@ from trioflow.parallel.splits.tensor_split import (
     is_sharded,
 )
 from trioflow.parallel.splits.vocabulary import prepare_split
-from trioflow.trace.store import Trace, pipeline_units
+from trioflow.trace.store import pipeline_units
 
 Floats = NDArray[np.float64]
 
@@ -70,7 +65,7 @@ class OperatorWork:
     ``launch_s``: what a host that runs ahead (``beside``) takes, likewise [s].
     """
 
-    trace: Trace
+    trace: ModelGraph
     factor: float
     alone_s: Floats
     spent_s: Floats
@@ -225,32 +220,12 @@ def list_groups(grid: Grid, axis: str) -> list[list[int]]:
     return found
 
 
-Made = TypeVar("Made")
 _Allocations = tuple[StorageTable, NDArray[np.int64], NDArray[np.bool_]]
 _PHASE_NUMBERS = {"forward": 0, "backward": 1, "optimizer": 2}
 _DISPATCHES = tuple(f"tensor_parallel_{phase}_s" for phase in ("forward", "backward", "update"))
 
 
-def style_of(plan: Plan) -> tuple[int | str | bool, ...]:
-    """Return what decides the operators of one rank's layers and experts, and the messages beside them."""
-    shared = (plan.tensor_overlap, plan.sequence_parallel, plan.vocabulary_parallel)
-    return plan.tensor, plan.tensor_style, *shared, plan.expert, plan.expert_cut, plan.expert_domain
-
-
-def _kept(key: Callable[..., tuple[Any, ...]]) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
-    """Let a method of an outline work each result out once, for what ``key`` says of its arguments."""
-
-    def decorate(make: Callable[..., Made]) -> Callable[..., Made]:
-        @wraps(make)
-        def ask(self: Outline, *given: Any) -> Made:
-            return self.keep((make.__name__, *key(*given)), make, self, *given)
-
-        return ask
-
-    return decorate
-
-
-class Outline:
+class Outline(Derives):
     """Sums of a model's work on one platform (with the ranks of the plans), each made once; ``times`` of the device."""
 
     def __init__(self, times: DeviceTimes, platform: Platform, collectives: CollectiveCost | None = None) -> None:
@@ -259,17 +234,12 @@ class Outline:
         self.model, self.platform = times.model, platform
         self.messages = MessageTimes(platform, collectives)
         self.units = max(len(pipeline_units(self.traces[0])), 1)
-        self._kept: dict[tuple[Any, ...], Any] = {}
+        self.priced = self._reference(self.traces[0].facts.batch).price(self.model)
+        self._device_times: dict[tuple[Any, ...], Floats] = {}
 
     def lies_in_buckets(self, plan: Plan) -> bool:
         """Whether a plan's gradients are added up where they are exchanged, and never copied."""
         return plan.sharding == "distributed" or self.recipe.keeps_main_gradients
-
-    def keep(self, key: tuple[Any, ...], make: Callable[..., Made], *arguments: Any) -> Made:
-        """Return what was made for a key, made now if it is new."""
-        if key not in self._kept:
-            self._kept[key] = make(*arguments)
-        return cast(Made, self._kept[key])
 
     def cut(self, stages: int, balance: str = BALANCES[0]) -> list[int]:
         """Return where each stage begins among the units, and the last ends; PlanError when nothing says where to cut."""
@@ -278,30 +248,16 @@ class Outline:
         sizes = [len(stage) for stage in partition(self.traces[0], stages, balance)]
         return [0, *np.cumsum(sizes).tolist()]
 
-    def units_of(self, trace: Trace) -> NDArray[np.int64]:
-        """Return the unit of each operator; the first of a model that names none."""
-        if not pipeline_units(trace):
-            return np.zeros(len(trace.operators), dtype=np.int64)
-        return self.keep(("units", id(trace)), assign_units, trace)
-
-    @_kept(lambda trace, plan: (id(trace), *style_of(plan)))
-    def _split(self, trace: Trace, plan: Plan) -> TensorSplit:
-        return split_for_plan(self.prepared(trace, plan), plan)
-
-    def prepared(self, trace: Trace, plan: Plan) -> Trace:
-        """Return a trace with the rules by which a plan cuts its layers."""
-        return self.keep(("prepared", id(trace), *style_of(plan)), prepare_split, trace, plan)
-
-    @_kept(lambda plan, n: (*style_of(plan), plan.data, plan.pipeline, plan.recompute, n))
+    @derived(lambda plan, samples: (*style_of(plan), plan.data, plan.pipeline, plan.recompute, samples))
     def work_of(self, plan: Plan, samples: int) -> UnitWork:
         """Return the work of one micro-batch of some samples: with exchanges, and what is computed again."""
         done = self.work_of_operators(plan, samples)
-        split, unit_of = self._split(done.trace, plan), self.units_of(done.trace)
-        again = self._list_recomputed(done.trace, plan)
+        split, unit_of = split_prepared(done.trace, plan), find_units(done.trace)
+        again = _list_recomputed(done.trace, plan)
         spent_s = done.spent_s.copy()
         spent_s[:, 1] += _sum(unit_of[again], done.alone_s[again], self.units)
         repeated = set(again.tolist())
-        phase, host_s = self._phases_of(done.trace), done.host_s.copy()
+        phase, host_s = _number_phases(done.trace), done.host_s.copy()
         host_s[:, 1] += _sum(unit_of[again], done.launch_s[again], self.units)
         host = self.platform.host_of(plan, self.recipe.framework)
         beside_s = done.alone_s.copy()
@@ -319,23 +275,11 @@ class Outline:
             spent_s[:, 1],
             spent_s[:, 2],
             host_s,
-            self._sum_activations(done.trace, plan, split, done.factor, again),
-            self._list_sends(done.trace) * done.factor,
+            self._sum_activations(done.trace, plan, done.factor, again),
+            _list_sends(done.trace) * done.factor,
         )
 
-    @_kept(lambda trace: (id(trace),))
-    def _phases_of(self, trace: Trace) -> NDArray[np.int64]:
-        numbers = [_PHASE_NUMBERS[str(phase)] for phase in trace.operators["phase"]]
-        return np.array(numbers, dtype=np.int64)
-
-    @_kept(lambda trace, plan: (id(trace), plan.recompute, plan.stages))
-    def _list_recomputed(self, trace: Trace, plan: Plan) -> NDArray[np.int64]:
-        """Return the forward operators that backward runs again."""
-        cut = choose_stages(trace, plan, None) if ":" in plan.recompute else []
-        regions = plan_recomputation(trace, plan.recompute, cut)
-        return np.array([op for region in regions for op in region.operators], dtype=np.int64)
-
-    @_kept(lambda plan, samples: (*style_of(plan), samples))
+    @derived(lambda plan, samples: (*style_of(plan), samples))
     def work_of_operators(self, plan: Plan, samples: int) -> OperatorWork:
         """Return the work of a rank's operators at a micro-batch of some samples."""
         reference = self._reference(samples)
@@ -343,9 +287,8 @@ class Outline:
         factor = samples / trace.facts.batch
         device_s = self._device_s(plan, samples)
         host_s = host_times(trace, reference.operators, find_launch_s(self.platform.host, trace.facts))
-        units = self.units_of(trace)
-        operator, unit, share = self.keep(("spread", id(trace)), _spread_updates, trace, units)
-        place = unit * 3 + self._phases_of(trace)[operator]
+        operator, unit, share = _spread_updates(trace)
+        place = unit * 3 + _number_phases(trace)[operator]
         device, host = (
             _sum(place, values[operator] * share, self.units * 3).reshape(-1, 3) for values in (device_s, host_s)
         )
@@ -366,13 +309,13 @@ class Outline:
         for plan, sizes in wanted.values():
             with suppress(PlanError):
                 for samples in sorted(sizes):
-                    self._split(self._reference(samples).trace, plan)
+                    split_prepared(self._reference(samples).trace, plan)
                     plans_of.setdefault(samples, []).append(plan)
         if plans_of:
             self._predict(plans_of)
 
     def _reference(self, samples: int) -> Reference:
-        return self.keep(("reference", samples), choose_reference, self.traces, samples)
+        return choose_reference(self.traces, samples)
 
     def _predict(self, plans_of: Mapping[int, Sequence[Plan]]) -> None:
         """Predict the device times of some splits' operators for micro-batches of some samples.
@@ -387,68 +330,43 @@ class Outline:
         for samples, plans in sorted(plans_of.items()):
             reference = self._reference(samples)
             operators, factor = reference.operators, samples / reference.trace.facts.batch
-            rows = self.keep(("rows", id(operators)), number_rows, operators)
-            splits = [self._split(reference.trace, plan).operators for plan in plans]
+            rows = _number_rows(reference)
+            splits = [split_prepared(reference.trace, plan).operators for plan in plans]
             target = resize_batch(pd.concat(splits, ignore_index=True), factor)
             work = target[list(FEATURES)].to_numpy(dtype=np.int64)
             keys = np.column_stack([np.tile(rows, len(plans)), work])
             _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
             of_plan = asked + inverse.reshape(len(plans), -1)
             for plan, place in zip(plans, of_plan, strict=True):
-                places.append((("device", *style_of(plan), samples), place))
+                places.append(((*style_of(plan), samples), place))
             recorded.append(operators.iloc[first % len(operators)])
             targets.append(target.iloc[first])
             asked += len(first)
         device_s, _ = predict_operator_times(
             pd.concat(recorded, ignore_index=True), pd.concat(targets, ignore_index=True), self.model
         )
-        self._kept |= {key: device_s[place] for key, place in places}
+        self._device_times |= {key: device_s[place] for key, place in places}
 
     def _device_s(self, plan: Plan, samples: int) -> Floats:
         """Return the device times of a split's operators for one micro-batch [operators] [s]."""
-        key = ("device", *style_of(plan), samples)
-        if key not in self._kept:
+        key = (*style_of(plan), samples)
+        if key not in self._device_times:
             self._predict({samples: [plan]})
-        return cast(Floats, self._kept[key])
+        return self._device_times[key]
 
-    @_kept(lambda trace: (id(trace),))
-    def _list_sends(self, trace: Trace) -> Floats:
-        """Return what the traced batch sends from each unit to the next [units] [bytes]."""
-        unit_of = self.units_of(trace)
-        sizes = [boundary_bytes(trace, unit_of, cut) for cut in range(1, self.units)]
-        return np.array([*sizes, 0.0])
-
-    @_kept(lambda trace, plan, split: (id(trace), *style_of(plan)))
-    def _table(self, trace: Trace, plan: Plan, split: TensorSplit) -> _Allocations:
-        """Return a rank's allocations, the first operator that uses each, and whether backward needs it."""
-        # Of one tensor-parallel rank: what replicas share is taken from the sums.
-        shares = share_storages(self.prepared(trace, plan), replace(plan, sharding="none"))
-        table = build_storage_table(trace, split.operators, shares.get)
-        begins, storages, _ = table.uses
-        counts = np.diff(begins)
-        user = np.repeat(np.arange(len(counts)), counts)
-        first, last = (np.zeros(len(table.bytes), dtype=np.int64) for _ in range(2))
-        # Written backwards, so that the first user stands; forwards, so that the last one does.
-        first[storages[::-1]] = user[::-1]
-        last[storages] = user
-        outlives = self._phases_of(trace)[last] == _PHASE_NUMBERS["backward"]
-        return table, first, table.made & (table.category == "activation") & outlives
-
-    def _sum_activations(
-        self, trace: Trace, plan: Plan, split: TensorSplit, factor: float, again: NDArray[np.int64]
-    ) -> Floats:
+    def _sum_activations(self, trace: ModelGraph, plan: Plan, factor: float, again: NDArray[np.int64]) -> Floats:
         """Return what each unit keeps for backward, without what is computed again [units] [bytes]."""
-        table, first, kept = self._table(trace, plan, split)
-        unit, kept = self.units_of(trace)[first], kept & ~np.isin(first, again)
+        table, first, kept = _list_allocations(trace, plan)
+        unit, kept = find_units(trace)[first], kept & ~np.isin(first, again)
         sizes = table.bytes * (1 - table.growing + table.growing * factor)
         return _sum(unit[kept], sizes[kept], self.units)
 
-    @_kept(style_of)
+    @derived(style_of)
     def state_of(self, plan: Plan) -> UnitState:
         """Return what a rank keeps whatever the batch."""
         trace = self.traces[0]
-        table, first, _ = self._table(trace, plan, self._split(trace, plan))
-        unit = self.units_of(trace)[first]
+        table, first, _ = _list_allocations(trace, plan)
+        unit = find_units(trace)[first]
         # One operator may update parameters of many units; state lies where its parameter does.
         owners, unit_of = (find_owners(trace).of_storage, dict(zip(table.storage_id, unit, strict=True)))
         parameters = list_parameters(trace) if owners else []
@@ -461,7 +379,7 @@ class Outline:
         ]
         return UnitState(*sums)
 
-    @_kept(style_of)
+    @derived(style_of)
     def upkeep_of(self, plan: Plan) -> UnitUpkeep:
         """Return what gradients take beside the operators that make them."""
         trace = self.traces[0]
@@ -473,17 +391,17 @@ class Outline:
         def make(name: str, reads: int = 2) -> Floats:
             if not sizes:
                 return np.zeros(self.units)
-            found = predict_elementwise(self.model, name, sizes, reads, upkeep_phase(trace))
-            return _sum(self.units_of(trace)[ready], found["time_s"], self.units)
+            found = self.priced.predict_elementwise(name, sizes, reads)
+            return _sum(find_units(trace)[ready], found["time_s"], self.units)
 
         adds = make("aten::add_", 0 if trace.facts.recipe.made_bytes else 2)
         return UnitUpkeep(make("aten::mul"), make("aten::copy_"), adds)
 
-    @_kept(lambda plan: (*style_of(plan), plan.shards))
+    @derived(lambda plan: (*style_of(plan), plan.shards))
     def sharded_update_s(self, plan: Plan) -> float:
         """Return the optimizer's time on one rank's shards of the whole model [s]."""
         trace = self.traces[0]
-        split = split_updates(self.prepared(trace, plan), plan, self._split(trace, plan))
+        split = split_updates(prepare_split(trace, plan), plan, split_prepared(trace, plan))
         mine = np.flatnonzero(trace.operators["phase"].to_numpy() == "optimizer")
         recorded, target = trace.operators.iloc[mine], split.operators.iloc[mine]
         device_s, _ = predict_operator_times(recorded, target, self.model)
@@ -503,10 +421,63 @@ def _sum(places: NDArray[np.int64], values: Floats, count: int) -> Floats:
     return np.bincount(places, values, count).astype(np.float64)
 
 
-def _spread_updates(
-    trace: Trace, unit_of: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+def find_units(trace: ModelGraph) -> NDArray[np.int64]:
+    """Return the unit of each operator; the first of a model that names none."""
+    return assign_units(trace) if pipeline_units(trace) else np.zeros(len(trace.operators), dtype=np.int64)
+
+
+def split_prepared(trace: ModelGraph, plan: Plan) -> TensorSplit:
+    """Return a plan's rank's operators, of a trace without the rules by which the plan cuts its layers."""
+    return split_for_plan(prepare_split(trace, plan), plan)
+
+
+@of_model
+def _number_phases(trace: ModelGraph) -> NDArray[np.int64]:
+    numbers = [_PHASE_NUMBERS[str(phase)] for phase in trace.operators["phase"]]
+    return np.array(numbers, dtype=np.int64)
+
+
+@derived()
+def _number_rows(reference: Reference) -> NDArray[np.int64]:
+    return number_rows(reference.operators)
+
+
+@partial(of_model, key=lambda plan: (plan.recompute, plan.stages))
+def _list_recomputed(trace: ModelGraph, plan: Plan) -> NDArray[np.int64]:
+    """Return the forward operators that backward runs again."""
+    cut = choose_stages(trace, plan, None) if ":" in plan.recompute else []
+    regions = plan_recomputation(trace, plan.recompute, cut)
+    return np.array([op for region in regions for op in region.operators], dtype=np.int64)
+
+
+@of_model
+def _list_sends(trace: ModelGraph) -> Floats:
+    """Return what the traced batch sends from each unit to the next [units] [bytes]."""
+    sizes = [boundary_bytes(trace, cut) for cut in range(1, len(pipeline_units(trace)))]
+    return np.array([*sizes, 0.0])
+
+
+@partial(of_model, key=style_of)
+def _list_allocations(trace: ModelGraph, plan: Plan) -> _Allocations:
+    """Return a rank's allocations, the first operator that uses each, and whether backward needs it."""
+    # Of one tensor-parallel rank: what replicas share is taken from the sums.
+    shares = share_storages(prepare_split(trace, plan), replace(plan, sharding="none"))
+    table = build_storage_table(trace, split_prepared(trace, plan).operators, shares.get)
+    begins, storages, _ = table.uses
+    counts = np.diff(begins)
+    user = np.repeat(np.arange(len(counts)), counts)
+    first, last = (np.zeros(len(table.bytes), dtype=np.int64) for _ in range(2))
+    # Written backwards, so that the first user stands; forwards, so that the last one does.
+    first[storages[::-1]] = user[::-1]
+    last[storages] = user
+    outlives = _number_phases(trace)[last] == _PHASE_NUMBERS["backward"]
+    return table, first, table.made & (table.category == "activation") & outlives
+
+
+@of_model
+def _spread_updates(trace: ModelGraph) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
     """Return the parts of all operators: which operator, in which unit of those it updates, and the part of its work."""
+    unit_of = find_units(trace)
     parts = {op: {int(unit): 1.0} for op, unit in enumerate(unit_of)}
     placed = place_parameters(trace, unit_of, {})
     owners = find_owners(trace).of_operator

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from trioflow.base.derived import derived
 from trioflow.base.experiments import Plan
 from trioflow.parallel.extrapolate import holds_host
 from trioflow.parallel.plan import micro_batch_sizes
@@ -29,15 +30,10 @@ from trioflow.parallel.schedules.table import (
 )
 from trioflow.parallel.splits.pipeline import BALANCES, Parameter, list_parameters
 from trioflow.parallel.splits.routing import find_expert_modules
-from trioflow.parallel.splits.sharding import (
-    EXPERTS_UNIT,
-    build_units,
-    partition_stages,
-    place_parameters,
-    predict_elementwise,
-    upkeep_phase,
-)
-from trioflow.sweeps.outline import Floats, Outline, UnitWork, style_of, sum_stages
+from trioflow.parallel.splits.sharding import EXPERTS_UNIT, build_units, partition_stages, place_parameters
+from trioflow.parallel.splits.tensor_parallel import style_of
+from trioflow.parallel.splits.vocabulary import prepare_split
+from trioflow.sweeps.outline import Floats, Outline, UnitWork, find_units, sum_stages
 from trioflow.trace.store import pipeline_units
 
 _KEEPS_UNTIL_END = ("gpipe", "looped-bfs")
@@ -206,8 +202,7 @@ def _play_backward(
 
 def _list_parts(outline: Outline, plan: Plan, work: UnitWork, begin: int, end: int) -> tuple[list[Part], Shard]:
     """Return the pieces of some of the model's units, and what their root takes."""
-    key = ("shards", *style_of(plan), plan.shards, plan.pieces > 1, plan.sums_shards)
-    inner, rest = outline.keep((*key, plan.data, plan.pipeline), _list_shards, outline, plan)
+    inner, rest = _list_shards(outline, plan)
     here = [rest[unit] for unit in range(begin, end) if unit in rest]
     root = Shard(*(sum(times) for times in zip(Shard(), *here, strict=True)))
     names = list(pipeline_units(outline.traces[0]))
@@ -222,17 +217,17 @@ def _list_parts(outline: Outline, plan: Plan, work: UnitWork, begin: int, end: i
     return parts, root
 
 
+@derived(lambda p: (*style_of(p), p.shards, p.pieces > 1, p.sums_shards, p.data, p.pipeline))
 def _list_shards(outline: Outline, plan: Plan) -> tuple[dict[str, Shard], dict[int, Shard]]:
     """Return what each inner unit takes, by its name, and what the root takes of each of the model's units."""
-    trace = outline.prepared(outline.traces[0], plan)
+    trace = prepare_split(outline.traces[0], plan)
 
     def elementwise_s(name: str, sizes: Sequence[int], reads: int) -> float:
-        found = predict_elementwise(outline.model, name, sizes, reads, upkeep_phase(trace))
-        return float(found["time_s"].sum())
+        return float(outline.priced.predict_elementwise(name, sizes, reads)["time_s"].sum())
 
     *inner, root = build_units(trace, plan.tensor, plan.expert_parts, plan.places_experts)
     at: dict[int, list[Parameter]] = {}
-    placed = place_parameters(trace, outline.units_of(trace), {})
+    placed = place_parameters(trace, find_units(trace), {})
     unit_of = {p.name: min(where, default=0) for p, where in zip(list_parameters(trace), placed, strict=True)}
     for parameter in root.parameters:
         at.setdefault(unit_of[parameter.name], []).append(parameter)
@@ -293,8 +288,7 @@ def outline_step(outline: Outline, plan: Plan, batch: int) -> Step:
     else:
         time_s = _time_stages(outline, plan, work, begins, schedule)
         if plan.sharding == "zero1":
-            key = ("partition", *style_of(plan), *_schedule_of(plan), plan.shards, samples)
-            update_s, update_host_s = outline.keep(key, _time_partitioned, outline, plan, samples, begins, schedule)
+            update_s, update_host_s = _time_partitioned(outline, plan, samples, begins, schedule)
             time_s += update_s
     time_s = max(time_s, _time_host(plan, work, begins, schedule, update_host_s))
     # Where stages of equal time do not fit, those of as many layers are tried.
@@ -303,12 +297,13 @@ def outline_step(outline: Outline, plan: Plan, batch: int) -> Step:
     return Step(time_s, least)
 
 
+@derived(lambda plan, samples, *cut: (*style_of(plan), *_schedule_of(plan), plan.shards, samples))
 def _time_partitioned(
     outline: Outline, plan: Plan, samples: int, begins: Sequence[int], schedule: Schedule
 ) -> tuple[float, float]:
     """Return the longest update of a rank's own parameters with the broadcasts of all, and its host's time [s]."""
     done = outline.work_of_operators(plan, samples)
-    placed = place_parameters(done.trace, outline.units_of(done.trace), {})
+    placed = place_parameters(done.trace, find_units(done.trace), {})
     units = [
         {u for stage in schedule.stages_of_rank(rank) for u in range(*begins[stage : stage + 2])}
         for rank in range(schedule.ranks)
@@ -352,7 +347,7 @@ def _time_stages(outline: Outline, plan: Plan, work: UnitWork, begins: Sequence[
         forward_s = sharded.forward_s
         backward_s = [a + b for a, b in zip(sharded.backward_s, added_s, strict=True)]
     send_s = [outline.messages.send_s(plan, round(float(work.send_bytes[end - 1]))) for end in begins[1:-1]]
-    turns = outline.keep(("turns", *_schedule_of(plan)), _order, schedule)
+    turns = _order(schedule)
     busy_until, last_backward = _play(schedule.ranks, turns, forward_s, backward_s, send_s)
     mine = 0.0 if plan.sharding == "zero1" else 1 / plan.shards
     update_s = sum_stages(work.update_s * mine, begins)
@@ -464,6 +459,7 @@ def _schedule_of(plan: Plan) -> tuple[str, int, int, int]:
     return (plan.schedule, plan.pipeline, plan.pieces, plan.stages_per_rank)
 
 
+@derived()
 def _order(schedule: Schedule) -> tuple[_Turn, ...]:
     """Return the compute actions of a schedule in an order in which each finds what it waits for."""
     rows = [[a for a in leaves(row) if a.kind in COMPUTE_KINDS] for row in schedule.rows]
@@ -501,6 +497,7 @@ class _Held(NamedTuple):
     ran: Floats
 
 
+@derived()
 def _count_held(schedule: Schedule) -> list[_Held]:
     """Return what the stages of each rank hold; a forward that is run again counts from its second run on."""
     again = recomputed_pairs(schedule)
@@ -548,7 +545,7 @@ def _count_least_bytes(outline: Outline, plan: Plan, work: UnitWork, begins: Seq
     )
     gradients = sum_stages(state.gradient_bytes / shards, begins)
     activations = sum_stages(work.activation_bytes, begins)
-    counts = outline.keep(("held", *_schedule_of(plan)), _count_held, schedule)
+    counts = _count_held(schedule)
     main = outline.lies_in_buckets(plan) and not plan.shards_units
     buckets = plan.data > 1 and not (plan.shards_units or main)
     # Of experts the trace does not say which gradient is whose.

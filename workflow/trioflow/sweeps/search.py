@@ -31,10 +31,9 @@ from trioflow.parallel.memory.peak import (
     load_survival,
 )
 from trioflow.parallel.plan import check_shapes, micro_batch_sizes
-from trioflow.parallel.remembered import remembering
 from trioflow.parallel.splits.routing import BALANCED, read_routing
 from trioflow.prediction.answer import Draws
-from trioflow.prediction.assembly import Traces, count_samples, prepare_step
+from trioflow.prediction.assembly import Traces, choose_collectives, count_samples, prepare_step
 from trioflow.prediction.breakdown import describe_rates, describe_run
 from trioflow.prediction.step import SORTS, STEP_WORDS, Options
 from trioflow.sweeps.description import PLAN_COLUMNS
@@ -418,24 +417,23 @@ def search_plans(
     if ranks < 1 or batch < 1 or top < 1:
         raise InputError(f"{ranks} ranks, a batch of {batch}, {top} plans: all must be positive")
     watch = watch or (lambda done, all_plans, doing: None)
-    with remembering(workshop.memory):
-        machine = workshop.load_platform(platform, ranks)
-        models, drawn = (cost_model, override), Options(draws=draws, seed=seed)
-        one = _Search(workshop, machine, models, trace, batch, top, watch, drawn)
-        if plans is None:
-            first = workshop.load_traces(trace)[0]
-            one.found.left_out = (space or Space()).list_left_out()
-            plans = list(enumerate_plans(first, ranks, batch, space or Space(), one.found.fates))
-        groups = group_variants(one.outline(plans))
-        for variants in groups[:top]:  # traced once, not by each copy of this process
-            one.time_exactly(variants.best.plan)
-        with Ahead(one.try_best, groups, jobs) as ahead:
-            one.found.simulated = _simulate_best(
-                groups, top, lambda variants: one.simulate(variants, ahead.take(one.tried))
-            )
-        for left in (same for rest in groups[one.tried :] for same in (rest.best, *rest.others)):
-            one.found.fates.note(vars(left.plan), "slower", outlined_s=left.time_s)
-        one.found.rank()
+    machine = workshop.load_platform(platform, ranks)
+    models, drawn = (cost_model, override), Options(draws=draws, seed=seed)
+    one = _Search(workshop, machine, models, trace, batch, top, watch, drawn)
+    if plans is None:
+        first = workshop.load_traces(trace)[0]
+        one.found.left_out = (space or Space()).list_left_out()
+        plans = list(enumerate_plans(first, ranks, batch, space or Space(), one.found.fates))
+    groups = group_variants(one.outline(plans))
+    for variants in groups[:top]:  # traced once, not by each copy of this process
+        one.time_exactly(variants.best.plan)
+    with Ahead(one.try_best, groups, jobs) as ahead:
+        one.found.simulated = _simulate_best(
+            groups, top, lambda variants: one.simulate(variants, ahead.take(one.tried))
+        )
+    for left in (same for rest in groups[one.tried :] for same in (rest.best, *rest.others)):
+        one.found.fates.note(vars(left.plan), "slower", outlined_s=left.time_s)
+    one.found.rank()
     return one.found
 
 
@@ -458,7 +456,7 @@ class _Search:
         self.times = times = workshop.time_operators(trace, machine.device.described, *models)
         self.batch, self.watch = batch, watch
         self.most_tried, self.tried = FURTHER * top, 0
-        self.options = replace(drawn, collectives=workshop.load_collectives(machine))
+        self.options = drawn
         self.units = len(pipeline_units(times.traces[0]))
         self.found = Found(model_text=times.model_text, confidence=times.confidence)
         self.found.warnings += times.warnings
@@ -471,7 +469,7 @@ class _Search:
 
     def outline(self, plans: Sequence[Plan]) -> list[Candidate]:
         """Return the plans that may fit the memory, the fastest outline first."""
-        outline = Outline(self.times, self.machine, self.workshop.load_collectives(self.machine))
+        outline = Outline(self.times, self.machine, choose_collectives(self.machine))
         outline.prepare(plans, self.batch)
         trace = self.times.traces[0]
         candidates: list[Candidate] = []

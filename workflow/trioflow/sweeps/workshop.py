@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,14 @@ from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.engine.compiled.run import is_repaid
 from trioflow.hardware.machine import DeviceSheet, Platform
 from trioflow.network.across_nodes import INTER_NODE, open_platform
-from trioflow.network.collectives import CollectiveCost
 from trioflow.network.networks import DEFAULT_NETWORK
-from trioflow.parallel.remembered import Memory, remembering
+from trioflow.parallel.model_graph import ModelGraph
 from trioflow.parallel.splits.routing import set_routing
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.assembly import (
     Traces,
     build_graph,
-    choose_collectives,
     count_samples,
     cut_micro_batches,
     find_model,
@@ -55,6 +53,8 @@ from trioflow.trace.store import MEMBERS, Trace
 
 OK, OUT_OF_MEMORY, INFEASIBLE = "ok", "out of memory", "infeasible"
 """What becomes of a scenario: a time, a plan that does not fit the device, one that cannot be."""
+_MOST_PLATFORMS = 16
+"""Platforms that are kept, with what plans their collectives."""
 _MOST_GRAPHS = 16
 """Graphs that are kept: those of one plan on several devices."""
 PREDICTED = (
@@ -99,7 +99,7 @@ class Workshop:
         self._times: dict[tuple[Any, ...], DeviceTimes] = {}
         self._graphs: OrderedDict[str, TaskGraph] = OrderedDict()
         self._events, self._loaded = 0, False
-        self.memory, self._machines = Memory(), Memory()
+        self._open = lru_cache(_MOST_PLATFORMS)(self._open_platform)
 
     def load_traces(self, name: str, samples: int | None = None) -> list[Trace]:
         """Return the traces of a name; of a language model the one of a micro-batch of ``samples``, by default one."""
@@ -109,7 +109,7 @@ class Workshop:
         if (name, samples) not in self._traces:
             step = {**self.steps.get(name, {}), **({"batch": samples} if samples else {})}
             traces = load_traces(files, fixed=True, **step)
-            self._traces[name, samples] = [set_routing(trace, self.routing) for trace in traces]
+            self._traces[name, samples] = [ModelGraph.of(set_routing(trace, self.routing)) for trace in traces]
         return self._traces[name, samples]
 
     def name_step(self, name: str, step: Mapping[str, Any]) -> str:
@@ -123,18 +123,15 @@ class Workshop:
 
     def load_platform(self, name: str, ranks: int, **inter_node: Any) -> Platform:
         """Return a platform with a number of ranks, with the network between nodes as measured."""
+        return self._open(name, ranks, **{**self.inter_node, **inter_node})
+
+    def _open_platform(self, name: str, ranks: int, **inter_node: Any) -> Platform:
         file = self.platform_files.get(name, name)
         if isinstance(file, Platform) and file.ranks < ranks:
             raise InputError(f"{name} has {file.ranks} ranks, not {ranks}", fix="load it with more of them")
         if isinstance(file, Platform):
             file = replace(file, ranks=ranks)
-        platform: Platform = self._machines.recall(open_platform, (file, ranks), {**self.inter_node, **inter_node})
-        return platform
-
-    def load_collectives(self, platform: Platform) -> CollectiveCost | None:
-        """Return a platform's measured collectives, or None where there are none."""
-        found: CollectiveCost | None = self._machines.recall(choose_collectives, (platform,), {})
-        return found
+        return open_platform(file, ranks, **inter_node)
 
     def time_operators(
         self,
@@ -146,7 +143,7 @@ class Workshop:
     ) -> DeviceTimes:
         """Return traces of ``load_traces`` with a device's times, and the model of its operators."""
         traces = self.load_traces(trace, samples)
-        key = (*map(id, traces), device, cost_model, override)
+        key = (*traces, device, cost_model, override)
         if key not in self._times:
             asked = Options(cost_model=cost_model or None, override=override or None)
             self._times[key] = time_operators(traces, device, asked)
@@ -173,9 +170,8 @@ class Workshop:
         if digest in self._graphs:
             self._graphs.move_to_end(digest)
             return digest, self._graphs[digest]
-        with remembering(self.memory):
-            host = platform.host_of(plan, times.traces[0].facts.recipe.framework)
-            graph = build_graph(times, plan, batch=batch, host=host, options=options, device=device)
+        host = platform.host_of(plan, times.traces[0].facts.recipe.framework)
+        graph = build_graph(times, plan, batch=batch, host=host, options=options, device=device)
         self.graphs += 1
         self._graphs[digest] = graph
         if len(self._graphs) > _MOST_GRAPHS:
@@ -186,8 +182,7 @@ class Workshop:
         self, times: DeviceTimes, graph: TaskGraph, platform: Platform, options: Options = DEFAULTS, **changes: Any
     ) -> Step:
         """Return the step of a graph, with the platform's own collectives unless the options name others."""
-        collectives = options.collectives or self.load_collectives(platform)
-        return join_step(graph, times, platform, replace(options, collectives=collectives, **changes))
+        return join_step(graph, times, platform, replace(options, **changes))
 
     def simulate(self, step: Step) -> Prediction:
         """Return the prediction of a step.

@@ -458,7 +458,7 @@ MOST_UNNAMED = 0.5
 """Share of the time in operators whose tensors, or whose results, nobody recorded: from there on what needs them is refused."""
 
 
-@dataclass(repr=False)
+@dataclass(repr=False, eq=False)
 class Trace:
     """One training step of one rank."""
 

@@ -25,7 +25,6 @@ from trioflow.base.errors import InputError, TrioflowError, how_to_install
 from trioflow.base.precision_recipes import RECIPE_NAMES
 from trioflow.hardware.machine import Device
 from trioflow.parallel.plan import NAMED
-from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.known import models, platforms
 from trioflow.prediction.step import STEP_WORDS
@@ -129,7 +128,7 @@ class Studio:
 
     def __init__(self, command: Command, folder: Path | None = None) -> None:
         self.fields = list_fields(command.parser, folder)
-        self._command, self._memory = command, Memory()
+        self._command = command
         self._ask = lru_cache(_MOST_ANSWERS)(lambda *words: command.predict(command.parse(words)))
 
     def spell(self, form: Any) -> dict[str, list[str]]:
@@ -148,12 +147,11 @@ class Studio:
     def predict(self, words: Mapping[str, list[str]]) -> Prediction:
         """Return the prediction for arguments by control."""
         asked = [word for name, some in words.items() if name not in (*_PRICED, "scale_network") for word in some]
-        with remembering(self._memory):
-            prediction = self._ask(*asked)
-            if words["scale_network"]:
-                step, factor = prediction.step, float(words["scale_network"][1])
-                slower = step.options.communication_scale / factor
-                prediction = predict_step(step.replace_options(communication_scale=slower))
+        prediction = self._ask(*asked)
+        if words["scale_network"]:
+            step, factor = prediction.step, float(words["scale_network"][1])
+            slower = step.options.communication_scale / factor
+            prediction = predict_step(step.replace_options(communication_scale=slower))
         return prediction
 
     def answer(self, form: Any, against: Any = None) -> tuple[Page, dict[str, Any]]:

@@ -35,7 +35,6 @@ from trioflow.hardware.machine import InterNode, Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.memory.peak import count_wanted
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.remembered import Memory, remembering
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.assembly import build_graph, predict, time_operators
 from trioflow.prediction.step import Options
@@ -92,8 +91,7 @@ def judge_memory(runs: Sequence[Run]) -> pd.DataFrame:
         mine.sort(
             key=lambda i: (runs[i].tensor, runs[i].pipeline, runs[i].data, runs[i].micro_batch, runs[i].accumulate)
         )
-        with remembering(Memory()):
-            judged = _judge_model([runs[i] for i in mine])
+        judged = _judge_model([runs[i] for i in mine])
         rows |= zip(mine, judged, strict=True)
     return pd.DataFrame([rows[i] for i in range(len(runs))], columns=CLUSTER_MEMORY.names)
 
@@ -404,10 +402,9 @@ def judge_steps(runs: Iterable[Run]) -> pd.DataFrame:
         # Runs that share routes, then split operators, then micro-batches, one after the other.
         mine.sort(key=lambda place: (ran[place].nodes, ran[place].tensor, ran[place].micro_batch))
         times = time_operators(trace_run(ran[mine[0]]), DEVICE)
-        with remembering(Memory()):
-            for place in mine:
-                run = ran[place]
-                rows[place] = _describe(run) | _predict(run, times, load_own_platform(run))
+        for place in mine:
+            run = ran[place]
+            rows[place] = _describe(run) | _predict(run, times, load_own_platform(run))
     return pd.DataFrame([rows[place] for place in ran], columns=CLUSTER_STEPS.names)
 
 

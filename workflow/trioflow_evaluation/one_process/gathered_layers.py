@@ -25,7 +25,7 @@ import pandas as pd
 from trioflow.base.errors import PlanError
 from trioflow.base.units import BYTES_PER_MIB
 from trioflow.costmodel.features import FEATURES, class_of_name
-from trioflow.parallel.remembered import remembered, tensor_bytes
+from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.splits.tensor_split import (
     AFTER,
     BEFORE,
@@ -37,7 +37,7 @@ from trioflow.parallel.splits.tensor_split import (
     list_untrained,
 )
 from trioflow.tables import records
-from trioflow.trace.store import Trace
+from trioflow.trace.store import Trace, tensor_bytes
 
 OUTPUT, _INPUT = "output", "input"
 _LAYERS = ("gemm", "convolution", "embedding")
@@ -190,8 +190,8 @@ def _choose_split(row: Mapping[str, Any], place: int, looked_up: bool) -> tuple[
     return OUTPUT, int(output[-1])
 
 
-@remembered
-def gather_rules(trace: Trace) -> dict[str, str]:
+@of_model
+def gather_rules(trace: ModelGraph) -> dict[str, str]:
     """Return column or row by split module: a weight's first dimension, the second of an embedding or a head tied to it."""
     category = trace.tensors["category"].tolist()
     lookups = {
@@ -300,8 +300,8 @@ class _Cutter:
         return moved / whole if whole and total else 1.0
 
 
-@remembered
-def split_gathered(trace: Trace, degree: int) -> TensorSplit:
+@of_model
+def split_gathered(trace: ModelGraph, degree: int) -> TensorSplit:
     """Return one rank's operators when all layers' outputs are split and gathered; PlanError when there is no such layer."""
     layers = find_gathered_layers(trace)
     if not layers:

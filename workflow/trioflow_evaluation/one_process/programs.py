@@ -25,12 +25,11 @@ from trioflow.parallel.plan import replica_sizes
 from trioflow.parallel.programs.builder import ProgramBuilder
 from trioflow.parallel.programs.staged import StagedRank
 from trioflow.parallel.programs.stages import StageWorks
-from trioflow.parallel.remembered import tensor_bytes
 from trioflow.parallel.splits.pipeline import list_parameters
 from trioflow.parallel.splits.tensor_split import find_loss
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.tables import records
-from trioflow.trace.store import Trace
+from trioflow.trace.store import Trace, tensor_bytes
 
 from trioflow_evaluation.one_process.gathered_layers import (
     coalesce_broadcasts,

@@ -59,11 +59,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trioflow.base.derived import derived
 from trioflow.base.errors import SimulationError
 from trioflow.base.machine_memory import find_available_bytes
 from trioflow.base.units import format_bytes, format_count
@@ -382,9 +382,9 @@ def fold_plans(
         return FoldedTraffic(whole, list(links), None, list(warnings))
     crossings, passing = _divide(list(bundles.values()), families, links, slack)
     router, passed = _make_ways(crossings, passing, links)
-    made = {id(bundle): _fold_shape(bundle, crossings, router) for bundle in bundles.values()}
+    made = {bundle: _fold_shape(bundle, crossings, router) for bundle in bundles.values()}
     folded = [
-        plans if bundle is None else [_fold_plan(plan, *made[id(bundle)]) for plan in plans] for plans, bundle in chosen
+        plans if bundle is None else [_fold_plan(plan, *made[bundle]) for plan in plans] for plans, bundle in chosen
     ]
     plans_of = _by_planner(folded, planners)
     return FoldedTraffic(plans_of, list(router.links), crossings, list(warnings), passed)
@@ -428,7 +428,7 @@ def _summarize_plan(plan: Planned) -> tuple[object, ...]:
     """Return what must be the same for all groups of a family."""
     columns = [plan.latencies_s, plan.max_rates_bytes_per_s]
     if isinstance(plan, CollectiveMessages):
-        numbers = (id(plan.pattern), plan.block_bytes, *(one.tobytes() for one in columns))
+        numbers = (plan.pattern, plan.block_bytes, *(one.tobytes() for one in columns))
     else:
         # The flows of a group may come in another order.
         rows = np.column_stack([plan.sizes_bytes, *columns])
@@ -636,15 +636,16 @@ def fold_program(
     raise CannotFoldError(reason)
 
 
-_ROWS: WeakKeyDictionary[Fold, ExchangeRows] = WeakKeyDictionary()
-"""Of graphs that are simulated on several networks."""
+@derived()
+def _list_exchanges(fold: Fold) -> ExchangeRows:
+    return ExchangeRows(fold.graph.tasks)
 
 
 def _fold_exchanges(
     fold: Fold, planners: Sequence[Planner], links: Sequence[Link], slack: frozenset[int]
 ) -> tuple[list[Exchanges], FoldedTraffic]:
     """Return, by each planner, one exchange of each class; and what they put on the links."""
-    rows = _ROWS.get(fold) or _ROWS.setdefault(fold, ExchangeRows(fold.graph.tasks))
+    rows = _list_exchanges(fold)
     if rows.find_odd().any():
         raise CannotFoldError("the tasks of an exchange do not fit together")
     match_ids = fold.graph.tasks["match_id"].to_numpy(dtype=np.int64, na_value=-1)

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -34,12 +35,13 @@ from trioflow.parallel.memory.profile import (
     build_storage_table,
     profile_rank,
 )
+from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.programs.builder import ProgramBuilder, StageWork
-from trioflow.parallel.remembered import remembered
 from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN
 from trioflow.parallel.splits.context import share_tokens
 from trioflow.parallel.splits.pipeline import crossing_storages, find_scaled, list_parameters, loss_operators
-from trioflow.parallel.splits.sharding import scale_work, share_storages, weigh_parameters
+from trioflow.parallel.splits.sharding import share_storages, weigh_parameters
+from trioflow.parallel.splits.tensor_split import Shares, TensorSplit, scale_work
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 
@@ -178,11 +180,11 @@ def count_workspaces(device: Device | None) -> int:
 
 
 def estimate_memory(
-    trace: Trace,
-    operators: pd.DataFrame,
+    trace: ModelGraph,
+    split: TensorSplit,
     program: ProgramBuilder,
     factors: Sequence[float],
-    stage_of: NDArray[np.int64],
+    cut: Sequence[Sequence[str]],
     device: Device | None = None,
 ) -> list[dict[str, Any]]:
     """Return the peak of every rank, ranks that do the same together.
@@ -197,7 +199,7 @@ def estimate_memory(
     tasks = program.collect().tasks
     of_task = tasks["rank"].to_numpy(dtype=np.int64)
     modules = trace.operators["module"].tolist()
-    lifetimes = _lifetimes_of(trace, program, stage_of)
+    lifetimes = _lifetimes_of(trace, program, cut)
     classes = program.grid.classify()
     tables: dict[tuple[int, int], StorageTable] = {}
     copies, scores = _size_copies(trace, program), _find_scores(trace)
@@ -211,7 +213,7 @@ def estimate_memory(
         replica = rest // program.plan.tensor % program.plan.shards
         place = (pipeline if spans or parts else -1, replica if parts else -1)
         if place not in tables:
-            tables[place] = _table_of(trace, operators, program, *place)
+            tables[place] = _table_of(trace, split, program, *place)
         rows = _take_rank(tasks, of_task, rank)
         always = _held_always(program, rank, trace.facts.recipe, rows)
         stages = program.schedule.stages_of_rank(pipeline)
@@ -228,7 +230,7 @@ def estimate_memory(
         ranks = np.flatnonzero(classes == number).tolist()
         peak_entry = {"ranks": ranks, "peak_bytes": peak.peak_bytes, "categories": peak.categories}
         if on_gpu:
-            beside = _list_beside(rows, program, rank, peak)
+            beside = _list_beside(trace, rows, program, rank, peak)
             more = sum(size * HELD_BESIDE[name] for name, size in beside.items())
             wanted = peak.peak_bytes + round(more)
             held = min(wanted, max(peak.peak_bytes, room_bytes))
@@ -290,7 +292,9 @@ def _size_copies(trace: Trace, program: ProgramBuilder) -> list[tuple[float, fro
     ]
 
 
-def _list_beside(rows: pd.DataFrame, program: ProgramBuilder, rank: int, peak: RankMemory) -> dict[str, int]:
+def _list_beside(
+    trace: ModelGraph, rows: pd.DataFrame, program: ProgramBuilder, rank: int, peak: RankMemory
+) -> dict[str, int]:
     """Return what an allocator holds a share of beside its peak, by ``HELD_BESIDE`` [bytes].
 
     PyTorch keeps a collective's buffers until its stream has run it. The inputs of the last reduce-scatters (sequence
@@ -313,17 +317,17 @@ def _list_beside(rows: pd.DataFrame, program: ProgramBuilder, rank: int, peak: R
         group = _tensor_group(program, rank)
         scattered = (rows["name"] == "reduce_scatter") & rows["phase"].isin(phases)
         waits = float(rows.loc[scattered & (rows["group"] == group), "message_bytes"].sum())
-        launched = _find_launched(program.operators)
+        launched = _find_launched(trace)
         launches = sum(int(launched[getattr(work, phase)].sum()) for work in works for phase in phases)
         share = min(LEAD / max(launches, 1), 1.0)
         found["waiting_bytes"] = round(waits / pieces * (1 - 1 / program.plan.tensor) * share)
     return found
 
 
-@remembered
-def _find_launched(operators: pd.DataFrame) -> NDArray[np.bool_]:
+@of_model
+def _find_launched(trace: ModelGraph) -> NDArray[np.bool_]:
     """Return which operators do any work on the device."""
-    work = operators[["flop", "read_bytes", "write_bytes"]].to_numpy()
+    work = trace.operators[["flop", "read_bytes", "write_bytes"]].to_numpy()
     return np.asarray((work > 0).any(axis=1))
 
 
@@ -338,10 +342,11 @@ def take_curves(memory: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"ranks": entry["ranks"], **entry.pop("curve")} for entry in memory]
 
 
-def _table_of(trace: Trace, operators: pd.DataFrame, program: ProgramBuilder, pipeline: int, data: int) -> StorageTable:
+def _table_of(trace: ModelGraph, split: TensorSplit, program: ProgramBuilder, pipeline: int, data: int) -> StorageTable:
     """Return the allocations of some ranks: those of a stage, of a ZeRO-1 replica; -1 for all alike."""
     here: frozenset[int] | None = None
     held: frozenset[int] | None = None
+    parts: Shares = {}
     if pipeline >= 0:
         stages = program.schedule.stages_of_rank(pipeline)
         placed = enumerate(program.placed or [frozenset()] * len(list_parameters(trace)))
@@ -351,10 +356,9 @@ def _table_of(trace: Trace, operators: pd.DataFrame, program: ProgramBuilder, pi
             partition = program.partitions[pipeline]
             parts, mine = partition.shares[data], partition.owned_by(data)
             here = frozenset(i for i, p in enumerate(list_parameters(trace)) if p.name in mine)
-        operators = _scale_work(operators, parts)
     shares = share_storages(trace, program.plan, here, held)
     shares = {**share_tokens(trace, program.plan.context, program.plan.pipeline), **shares}
-    return _build_table(trace, operators, shares)
+    return _build_table(trace, split, parts, shares)
 
 
 def _sum_shares(stages: Sequence[StageWork]) -> dict[int, float]:
@@ -365,16 +369,13 @@ def _sum_shares(stages: Sequence[StageWork]) -> dict[int, float]:
     return {op: min(float(share), 1.0) for op, share in sums.items()}
 
 
-_scale_work = remembered(scale_work)
-
-
-@remembered
-def _build_table(trace: Trace, operators: pd.DataFrame, shares: dict[int, float]) -> StorageTable:
-    return build_storage_table(trace, operators, shares.get)
+@of_model
+def _build_table(trace: ModelGraph, split: TensorSplit, parts: Shares, shares: Shares) -> StorageTable:
+    return build_storage_table(trace, scale_work(split.operators, parts), shares.get)
 
 
 def _lifetimes_of(
-    trace: Trace, program: ProgramBuilder, stage_of: NDArray[np.int64]
+    trace: ModelGraph, program: ProgramBuilder, cut: Sequence[Sequence[str]]
 ) -> Callable[[StorageTable], Lifetimes]:
     """Return what the framework keeps longer than operators do.
 
@@ -391,8 +392,8 @@ def _lifetimes_of(
     returned: set[int] = set()
     drops = program.schedule.traits.one_process or recipe.keeps_main_gradients
     if program.schedule.stages > 1 and not drops:
-        for stage in range(1, program.schedule.stages):
-            sent |= set(crossing_storages(trace, stage_of, stage))
+        for begin in accumulate(map(len, cut[:-1])):
+            sent |= set(crossing_storages(trace, begin))
         returned = _outputs_of_model(trace)
     plan = program.plan
     main = recipe.keeps_main_gradients and program.mode == TRAIN and plan.offload == "none"
@@ -417,8 +418,8 @@ def _lifetimes_of(
     )
 
 
-@remembered
-def _find_scores(trace: Trace) -> set[int]:
+@of_model
+def _find_scores(trace: ModelGraph) -> set[int]:
     """Return the scores for which Megatron-LM's own attention has a buffer that stays, as large as a layer's.
 
     ``core/transformer/dot_product_attention.py`` multiplies into it (``get_global_memory_buffer``); a kernel without
@@ -429,12 +430,11 @@ def _find_scores(trace: Trace) -> set[int]:
     operators = trace.operators
     softmax = operators["name"].isin(("aten::softmax", "aten::_softmax"))
     read = operators.loc[softmax & (operators["phase"] == "forward"), "input_ids"]
-    storage = trace.tensors["storage_id"].tolist()
-    return {storage[ids[0]] for ids in read if len(ids)}
+    return {trace.storage[ids[0]] for ids in read if len(ids)}
 
 
-@remembered
-def _find_update_results(trace: Trace) -> set[int]:
+@of_model
+def _find_update_results(trace: ModelGraph) -> set[int]:
     """Return the storages that the optimizer makes in passing, beside casts: a fused kernel makes none of them."""
     operators = trace.operators
     kernels = (operators["phase"] == "optimizer") & (operators["name"] != "aten::to")
@@ -442,10 +442,10 @@ def _find_update_results(trace: Trace) -> set[int]:
     return set(trace.tensors.loc[made, "storage_id"].tolist())
 
 
-@remembered
-def _outputs_of_model(trace: Trace) -> set[int]:
+@of_model
+def _outputs_of_model(trace: ModelGraph) -> set[int]:
     """Return the storages that the model hands to the loss."""
-    storage, loss = trace.tensors["storage_id"].tolist(), loss_operators(trace)
+    storage, loss = trace.storage, loss_operators(trace)
     made: set[int] = set()
     read: set[int] = set()
     for row in records(trace.operators, "op_id", "phase", "input_ids", "output_ids"):

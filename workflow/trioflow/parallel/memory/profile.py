@@ -19,7 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.base.precision_recipes import NANOTRON
-from trioflow.parallel.remembered import remembered, tensor_bytes
+from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.schedules.table import BACKWARD_WEIGHT
 from trioflow.parallel.splits.pipeline import loss_operators
 from trioflow.parallel.splits.tensor_split import ATTENTION
@@ -84,8 +84,8 @@ def build_storage_table(trace: Trace, operators: pd.DataFrame, share_of: Callabl
     return replace(whole, bytes=whole.bytes * share * copies)
 
 
-@remembered
-def _list_storages(trace: Trace) -> tuple[StorageTable, NDArray[np.int64], NDArray[np.int64]]:
+@of_model
+def _list_storages(trace: ModelGraph) -> tuple[StorageTable, NDArray[np.int64], NDArray[np.int64]]:
     """Return a trace's storages, uncut, who makes each, -1 for none, and how often each is there [storages]."""
     tensors = trace.tensors
     storages = _join_loss(trace)
@@ -93,7 +93,7 @@ def _list_storages(trace: Trace) -> tuple[StorageTable, NDArray[np.int64], NDArr
         {
             "storage": storages,
             "category": tensors["category"],
-            "bytes": np.array(tensor_bytes(trace), dtype=float),
+            "bytes": np.array(trace.size, dtype=float),
             "producer": tensors["producer_op_id"].astype("Int64"),
             "tensor": np.arange(len(tensors)),
         }
@@ -124,7 +124,7 @@ def _name_categories(category: NDArray[np.str_], phase: NDArray[np.str_], made: 
     return np.where(named == "output", "activation", named)
 
 
-def _join_loss(trace: Trace) -> NDArray[np.int64]:
+def _join_loss(trace: ModelGraph) -> NDArray[np.int64]:
     """Return each tensor's storage, what a loss that works in place writes over as one.
 
     Such a loss (``PrecisionRecipe.loss_copies``) takes the scores in fp32, makes their exponentials, the probabilities
@@ -138,7 +138,7 @@ def _join_loss(trace: Trace) -> NDArray[np.int64]:
     forward = trace.operators["op_id"].isin(loss_operators(trace))
     backward = trace.operators["forward_op_id"].isin(trace.operators.loc[forward, "op_id"])
     loss = trace.operators.loc[forward | backward, "op_id"]
-    size = np.array(tensor_bytes(trace), dtype=float)
+    size = np.array(trace.size, dtype=float)
     made = trace.tensors["producer_op_id"].isin(loss).to_numpy(dtype=bool) & (size > 0)
     large = made & (size == size[made].max(initial=0.0))
     single = large & (trace.tensors["elem_bytes"].to_numpy() == _FP32_BYTES)
@@ -146,8 +146,8 @@ def _join_loss(trace: Trace) -> NDArray[np.int64]:
     return np.where(np.isin(storage, found), found[0] if found else -1, storage)
 
 
-@remembered
-def _find_queries(trace: Trace) -> set[int]:
+@of_model
+def _find_queries(trace: ModelGraph) -> set[int]:
     """Return the storages of queries in which keys and values lie as well.
 
     In nanotron's ``CausalSelfAttention``, where each head has keys of its own, all three are one result, which stays
@@ -155,7 +155,7 @@ def _find_queries(trace: Trace) -> set[int]:
     """
     if trace.facts.recipe.framework != NANOTRON:
         return set()
-    storage, size = trace.tensors["storage_id"].tolist(), tensor_bytes(trace)
+    storage, size = trace.storage, trace.size
     found = set()
     for row in records(trace.operators, "name", "phase", "input_ids"):
         if row["phase"] == "forward" and ATTENTION in row["name"]:
@@ -165,8 +165,8 @@ def _find_queries(trace: Trace) -> set[int]:
     return found
 
 
-@remembered
-def _find_half_gradients(trace: Trace) -> set[int]:
+@of_model
+def _find_half_gradients(trace: ModelGraph) -> set[int]:
     """Return what backward makes in half precision where that is the gradient (``PrecisionRecipe.made_bytes``).
 
     The trace casts it to the main gradient's format: the storages that become a gradient so, and the casts of those
@@ -175,7 +175,7 @@ def _find_half_gradients(trace: Trace) -> set[int]:
     same, casts, copied = set[int](), set[int](), set[int]()
     if not trace.facts.recipe.made_bytes:
         return same
-    storage, category = trace.tensors["storage_id"].tolist(), trace.tensors["category"].tolist()
+    storage, category = trace.storage, trace.category
     for row in records(trace.operators, "name", "phase", "input_ids", "output_ids"):
         if row["phase"] != "backward":
             continue
@@ -189,9 +189,9 @@ def _find_half_gradients(trace: Trace) -> set[int]:
     return same | copied & casts
 
 
-@remembered
+@of_model
 def _list_uses(
-    trace: Trace, storage_of: NDArray[np.int64], storages: NDArray[np.int64], producer: NDArray[np.int64]
+    trace: ModelGraph, storage_of: NDArray[np.int64], storages: NDArray[np.int64], producer: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
     """Return each operator's storages, those of results that it does not return included."""
     index_of = {int(storage): index for index, storage in enumerate(storages)}

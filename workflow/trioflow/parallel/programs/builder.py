@@ -487,12 +487,12 @@ class RankProgram:
     alike: ClassVar[tuple[bool, bool, bool, bool]] = (False, False, False, False)
 
     @staticmethod
-    def find_rules(trace: Trace) -> dict[str, str]:
+    def find_rules(trace: Trace, /) -> dict[str, str]:
         """Return column or row by each module that ranks of this tensor style share; Megatron-LM's own styles have none here."""
         return {}
 
     @staticmethod
-    def split(trace: Trace, degree: int) -> TensorSplit:
+    def split(trace: Trace, /, degree: int) -> TensorSplit:
         """Return one rank's operators and messages in this tensor style."""
         return TensorSplit(trace.operators.copy())
 

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import SLICED
-from trioflow.costmodel.features import OperatorModel
 from trioflow.parallel.backward import Recomputation, keep_sums_with_input, plan_recomputation, split_backward
+from trioflow.parallel.model_graph import ModelGraph
 from trioflow.parallel.programs.builder import ShardedWork, StageWork, size_attentions
 from trioflow.parallel.programs.units import cost_units
+from trioflow.parallel.reference import PricedModel
 from trioflow.parallel.schedules.table import BACKWARD_WEIGHT, FORWARD_ONLY, TRAIN, Schedule, leaves, recomputed_pairs
 from trioflow.parallel.splits.pipeline import (
     Bucket,
@@ -38,13 +39,10 @@ from trioflow.parallel.splits.sharding import (
     held_sizes,
     list_updates,
     place_parameters,
-    predict_elementwise,
     share_updates,
-    upkeep_phase,
 )
 from trioflow.parallel.splits.tensor_split import Exchange, StageExchange, TensorSplit, is_sharded
 from trioflow.tables import PHASES
-from trioflow.trace.store import Trace
 
 
 @dataclass
@@ -57,9 +55,9 @@ class StageWorks:
     on.
     """
 
-    trace: Trace
+    trace: ModelGraph
     plan: Plan
-    model: OperatorModel
+    priced: PricedModel
     schedule: Schedule
     factors: Sequence[float]
     tied: list[TiedParameter] = field(default_factory=list)
@@ -71,7 +69,7 @@ class StageWorks:
 
     def build(self, split: TensorSplit, cut: list[list[str]]) -> list[StageWork]:
         """Return the work of each stage, whose units ``cut`` lists."""
-        stage_of, unit_of = stages_of_operators(self.trace, cut)
+        stage_of = stages_of_operators(self.trace, cut)
         self.tied = self._tied_over_ranks(stage_of)
         if len(cut) > 1:
             copies = {str(tied.gradient["name"]): tied.stages for tied in self.tied}
@@ -101,7 +99,7 @@ class StageWorks:
                 self._add_partial(work, in_stage, split.partial_gradients)
             if stage < len(cut) - 1:
                 boundary = sum(len(units) for units in cut[: stage + 1])
-                crossing = boundary_bytes(self.trace, unit_of, boundary)
+                crossing = boundary_bytes(self.trace, boundary)
                 shares = self.plan.tensor if self.plan.sequence_parallel else 1
                 shares *= self.plan.context
                 work.send_bytes = [round(crossing / shares * factor) for factor in self.factors]
@@ -158,7 +156,7 @@ class StageWorks:
             if len(stages) > 1:
                 (here.add if stage in stages else here.discard)(op_id)
         work.optimizer = np.array(sorted(here), dtype=np.int64)
-        spanning = [op for op in list_updates(self.trace.operators) if op in here]
+        spanning = [op for op in list_updates(self.trace) if op in here]
         shares = share_updates(self.trace, sizes, mine, spanning)
         work.update_shares = {op: share for op, share in shares.items() if share < 1}
 
@@ -284,8 +282,7 @@ class StageWorks:
         bucket_of = {name: index for index, bucket in enumerate(buckets) for name in bucket.names}
         parameters = (p for p in list_parameters(self.trace) if p.name in bucket_of)
         left = {p.storage_id: bucket_of[p.name] for p in parameters}
-        storage = self.trace.tensors["storage_id"].tolist()
-        found: dict[int, list[int]] = {}
+        storage, found = self.trace.storage, dict[int, list[int]]()
         for op_id, ids in zip(*(self.trace.operators[n] for n in ("op_id", "input_ids")), strict=True):
             read = {left[storage[i]] for i in ids if storage[i] in left} if op_id in in_stage else set()
             if read:
@@ -339,8 +336,7 @@ class StageWorks:
 
     def _predict(self, name: str, sizes: Sequence[int], reads: int, times: int = 1) -> NDArray[np.float64]:
         """Predict an operator over some buffers, one by one, and remember how sure that is."""
-        phase = upkeep_phase(self.trace)
-        found = predict_elementwise(self.model, name, sizes, reads, phase)
+        found = self.priced.predict_elementwise(name, sizes, reads)
         time_s, low_s, high_s, beyond = found.values()
         self.spread_s[0] += times * float((time_s - low_s).sum())
         self.spread_s[1] += times * float((high_s - time_s).sum())

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from trioflow.base.derived import Derives
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import ScheduleTraits, find_traits
@@ -269,7 +270,7 @@ Row = tuple[Action | None, ...]
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Derives):
     """Which actions each rank of a pipeline runs, in which order."""
 
     name: str  # as in a plan: gpipe, 1f1b, interleaved and so on; empty for an imported one

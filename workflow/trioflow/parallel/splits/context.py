@@ -32,8 +32,8 @@ import pandas as pd
 from trioflow.base.errors import PlanError
 from trioflow.base.units import ns_to_s
 from trioflow.costmodel.features import FEATURES, OperatorModel, plain_name
+from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.reference import OperatorTimes, Reference
-from trioflow.parallel.remembered import remembered, tensor_bytes
 from trioflow.parallel.splits.tensor_split import SharedAttention, TensorSplit
 from trioflow.parallel.splits.vocabulary import list_lengths
 from trioflow.tables import records
@@ -48,8 +48,8 @@ _BEFORE = ("input", "buffer")
 RING, ALL_GATHER, ALL_TO_ALL = "ring", "all-gather", "all-to-all"
 
 
-@remembered
-def find_attentions(trace: Trace) -> dict[int, tuple[list[int], list[tuple[int, ...]], int | None]]:
+@of_model
+def find_attentions(trace: ModelGraph) -> dict[int, tuple[list[int], list[tuple[int, ...]], int | None]]:
     """Return the fused attentions: inputs' places and shapes [samples, heads, tokens, size] of q, k, v; the forward operator."""
     found = {}
     for row in records(trace.operators, *_COLUMNS):
@@ -116,25 +116,24 @@ def count_tokens(trace: Trace) -> int:
     return next(iter(lengths)) if len(lengths) == 1 else 0
 
 
-def _list_token_tensors(trace: Trace) -> list[bool]:
+def _list_token_tensors(trace: ModelGraph) -> list[bool]:
     """Tell which tensors hold something for each token although they do not grow with the batch, or came with it."""
     tokens = count_tokens(trace)
     return [
         category in _BEFORE and tokens in tuple(shape)[:2]
-        for category, shape in zip(trace.tensors["category"], trace.tensors["shape"], strict=True)
+        for category, shape in zip(trace.category, trace.tensors["shape"], strict=True)
     ]
 
 
-@remembered
-def share_tokens(trace: Trace, degree: int, pipeline: int) -> dict[int, float]:
+@of_model
+def share_tokens(trace: ModelGraph, degree: int, pipeline: int) -> dict[int, float]:
     """Return the part that a rank holds of storages that were there before: its own tokens.
 
     Of a table of positions that a cast model has a copy of in each layer, a stage holds one.
     """
     if degree == 1:
         return {}
-    names = ("storage_id", "shape", "dtype")
-    columns = zip(*(trace.tensors[name].tolist() for name in names), strict=True)
+    columns = zip(trace.storage, *(trace.tensors[name].tolist() for name in ("shape", "dtype")), strict=True)
     held = [
         (storage, (tuple(shape), dtype))
         for (storage, shape, dtype), mine in zip(columns, _list_token_tensors(trace), strict=True)
@@ -148,14 +147,13 @@ def share_tokens(trace: Trace, degree: int, pipeline: int) -> dict[int, float]:
     }
 
 
-@remembered
-def split_context(split: TensorSplit, trace: Trace, degree: int, method: str) -> TensorSplit:
+def split_context(split: TensorSplit, trace: ModelGraph, degree: int, method: str) -> TensorSplit:
     """Return what a rank that shares a sequence does of a tensor-parallel rank's work: its own tokens and positions."""
     if degree == 1:
         return split
     operators = split.operators.copy()
     steps = operators["phase"] != "optimizer"
-    sizes, held = tensor_bytes(trace), _list_token_tensors(trace)
+    sizes, held = trace.size, _list_token_tensors(trace)
     grows = (trace.operators["batch_read_bytes"] > 0).tolist()
     tables = np.array(
         [
@@ -188,8 +186,8 @@ def split_context(split: TensorSplit, trace: Trace, degree: int, method: str) ->
     )
 
 
-def _list_attentions(split: TensorSplit, trace: Trace, degree: int, method: str) -> dict[int, SharedAttention]:
-    sizes = tensor_bytes(trace)
+def _list_attentions(split: TensorSplit, trace: ModelGraph, degree: int, method: str) -> dict[int, SharedAttention]:
+    sizes = trace.size
     ids, whole = trace.operators["input_ids"].tolist(), trace.operators["flop"].tolist()
     mine = split.operators["flop"].tolist()
     return {

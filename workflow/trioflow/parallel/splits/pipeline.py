@@ -22,7 +22,7 @@ from trioflow.base.errors import PlanError
 from trioflow.base.provenance import write_json
 from trioflow.base.units import ns_to_s
 from trioflow.costmodel.features import class_of_name
-from trioflow.parallel.remembered import remembered, tensor_bytes
+from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.splits.routing import find_expert_modules
 from trioflow.parallel.splits.tensor_split import kind_of_module, list_untrained
 from trioflow.tables import records
@@ -62,8 +62,8 @@ class Parameter:
         return -(-rows // shards) * shards * (self.size_bytes // max(rows, 1))
 
 
-@remembered
-def list_parameters(trace: Trace, tensor: int = 1, expert: int = 1) -> list[Parameter]:
+@of_model
+def list_parameters(trace: ModelGraph, tensor: int = 1, expert: int = 1) -> list[Parameter]:
     """Return the parameters in the model's order, each as one tensor- and expert-parallel rank holds it.
 
     ``expert``: `Plan.expert_parts`; parts beyond the number of experts cut their matrices. Raises PlanError when the
@@ -113,24 +113,23 @@ def list_parameters(trace: Trace, tensor: int = 1, expert: int = 1) -> list[Para
     return found
 
 
-@remembered
-def find_gradients(trace: Trace) -> dict[str, int]:
+@of_model
+def find_gradients(trace: ModelGraph) -> dict[str, int]:
     """Return the storage of each parameter's gradient, by the parameter's name.
 
     Where the trace does not join them, the latest gradient made before of that size, or of the format that gradients
     are kept in, which no other parameter has.
     """
     width = trace.facts.kept_width
-    sizes, tensors = tensor_bytes(trace), trace.tensors
-    entries = trace.facts.gradients
+    sizes, entries = trace.size, trace.facts.gradients
     found = {str(g["name"]): int(g.get("gradient_storage_id", -1)) for g in entries}
     known = set(found.values())
     free: dict[int, tuple[int, int]] = {}
-    columns = (tensors[name].tolist() for name in ("category", "storage_id", "producer_op_id"))
+    columns = (trace.category, trace.storage, trace.tensors["producer_op_id"].tolist())
     for row, (category, storage, maker) in enumerate(zip(*columns, strict=True)):
         if category == "gradient" and storage not in known and not pd.isna(maker):
-            size = max(sizes[row], free.get(int(storage), (0, 0))[0])
-            free[int(storage)] = (size, int(maker))
+            size = max(sizes[row], free.get(storage, (0, 0))[0])
+            free[storage] = (size, int(maker))
     for entry in entries:
         if found[str(entry["name"])] >= 0:
             continue
@@ -147,8 +146,8 @@ def find_gradients(trace: Trace) -> dict[str, int]:
     return found
 
 
-@remembered
-def list_added_gradients(trace: Trace) -> frozenset[str]:
+@of_model
+def list_added_gradients(trace: ModelGraph) -> frozenset[str]:
     """Return the parameters whose gradients the products that make them add up over micro-batches."""
     if not trace.facts.recipe.adds_gradients:
         return frozenset()
@@ -158,12 +157,12 @@ def list_added_gradients(trace: Trace) -> frozenset[str]:
     )
 
 
-def _shapes_of_gradients(trace: Trace) -> list[dict[str, Any]]:
+def _shapes_of_gradients(trace: ModelGraph) -> list[dict[str, Any]]:
     """Return the parameters that gradients belong to, shaped as the step first used them."""
-    sizes, tensors = tensor_bytes(trace), trace.tensors
+    tensors = trace.tensors
     first: dict[tuple[int, int], int] = {}
-    for row, storage in enumerate(tensors["storage_id"].tolist()):
-        first.setdefault((int(storage), sizes[row]), row)
+    for row, key in enumerate(zip(trace.storage, trace.size, strict=True)):
+        first.setdefault(key, row)
     found: list[dict[str, Any]] = []
     # Gradients become ready from the last parameter to the first.
     for gradient in reversed(trace.facts.gradients):
@@ -175,16 +174,14 @@ def _shapes_of_gradients(trace: Trace) -> list[dict[str, Any]]:
     return found
 
 
-@remembered
-def list_buffers(trace: Trace, operators: Sequence[int]) -> list[int]:
+@of_model
+def list_buffers(trace: ModelGraph, operators: Sequence[int]) -> list[int]:
     """Return the broadcasts of the buffers that some operators read, one an element type [bytes]."""
-    size, tensors = tensor_bytes(trace), trace.tensors
-    category, storage = tensors["category"].tolist(), tensors["storage_id"].tolist()
-    dtype = tensors["dtype"].tolist()
+    size, storage, dtype = trace.size, trace.storage, trace.tensors["dtype"].tolist()
     groups: dict[str, dict[int, int]] = {}
     for ids in trace.operators.loc[list(operators), "input_ids"]:
         for index in ids:
-            if category[index] == "buffer":
+            if trace.category[index] == "buffer":
                 groups.setdefault(dtype[index], {})[storage[index]] = size[index]
     return [sum(group.values()) for _, group in sorted(groups.items())]
 
@@ -254,8 +251,8 @@ def size_weights(trace: Trace, buckets: Sequence[Bucket]) -> list[int]:
     ]
 
 
-@remembered
-def find_scaled(trace: Trace) -> frozenset[int]:
+@of_model
+def find_scaled(trace: ModelGraph) -> frozenset[int]:
     """Return the storages of weights that products read in FP8."""
     tensors = trace.tensors
     twin = (tensors["category"] == "parameter") & (tensors["elem_bytes"] == 1)
@@ -267,8 +264,8 @@ def is_inside(module: str, paths: Sequence[str]) -> bool:
     return any(module == path or module.startswith(f"{path}.") for path in paths)
 
 
-@remembered
-def assign_units(trace: Trace) -> NDArray[np.int64]:
+@of_model
+def assign_units(trace: ModelGraph) -> NDArray[np.int64]:
     """Return each operator's unit, as an index; PlanError when the trace does not say where its model can be cut.
 
     A forward operator belongs to the unit whose module encloses it, or to that before (a flatten between modules); the
@@ -333,8 +330,8 @@ def name_balance(trace: Trace, balance: str | None) -> str:
     return BALANCES[0] if timed and balance in (None, BALANCES[0]) else BALANCES[1]
 
 
-@remembered
-def partition(trace: Trace, stages: int, balance: str = "time") -> list[list[str]]:
+@of_model
+def partition(trace: ModelGraph, stages: int, balance: str = "time") -> list[list[str]]:
     """Return the units of each stage; PlanError when the balance is unknown or there are fewer units than stages.
 
     ``time``: by forward and backward, and as ``count`` where the trace has no times. ``count``: by the units between
@@ -379,27 +376,25 @@ def partition_trace(trace_folders: Sequence[str | Path], stage_counts: Sequence[
     )
 
 
-@remembered
-def crossing_storages(trace: Trace, unit_of: NDArray[np.int64], cut: int) -> dict[int, int]:
-    """Return the activations made before a cut and read behind it: storage to size [bytes]."""
+@of_model
+def crossing_storages(trace: ModelGraph, cut: int) -> dict[int, int]:
+    """Return the activations made in the units before a cut and read behind it: storage to size [bytes]."""
     crossing: dict[int, int] = {}
-    for storage, size_bytes, made, read in _list_crossings(trace, unit_of):
+    for storage, size_bytes, made, read in _list_crossings(trace):
         if made < cut <= read:
             crossing[storage] = max(size_bytes, crossing.get(storage, 0))
     return crossing
 
 
-@remembered
-def _list_crossings(trace: Trace, unit_of: NDArray[np.int64]) -> list[tuple[int, int, int, int]]:
+@of_model
+def _list_crossings(trace: ModelGraph) -> list[tuple[int, int, int, int]]:
     """Return the activations that a later unit reads: storage, size [bytes], first unit that made it, unit that reads it."""
     forward = trace.operators[trace.operators["phase"] == "forward"]
     made: dict[int, int] = {}
     found = []
-    storage = trace.tensors["storage_id"].tolist()
-    category = trace.tensors["category"].tolist()
-    size = tensor_bytes(trace)
+    storage, category, size = trace.storage, trace.category, trace.size
     ids = (forward[name].tolist() for name in ("input_ids", "output_ids"))
-    units = unit_of[forward["op_id"].to_numpy(np.int64)].tolist()
+    units = assign_units(trace)[forward["op_id"].to_numpy(np.int64)].tolist()
     for unit, inputs, outputs in zip(units, *ids, strict=True):
         for index in inputs:
             first = made.get(storage[index], unit)
@@ -410,9 +405,9 @@ def _list_crossings(trace: Trace, unit_of: NDArray[np.int64]) -> list[tuple[int,
     return found
 
 
-def boundary_bytes(trace: Trace, unit_of: NDArray[np.int64], cut: int) -> int:
+def boundary_bytes(trace: Trace, cut: int) -> int:
     """Return what the traced batch sends over a cut [bytes]; grows with the batch; see `crossing_storages`."""
-    return sum(crossing_storages(trace, unit_of, cut).values())
+    return sum(crossing_storages(trace, cut).values())
 
 
 def split_batch(batch: int, micro_batches: int) -> list[int]:
@@ -440,8 +435,8 @@ def chunk_batch(batch: int, micro_batches: int) -> list[int]:
     return [min(size, batch - start) for start in range(0, batch, size)]
 
 
-@remembered
-def loss_operators(trace: Trace) -> set[int]:
+@of_model
+def loss_operators(trace: ModelGraph) -> set[int]:
     """Return the forward operators behind the last module: the loss, which no stage recomputes."""
     paths = [path for modules in pipeline_units(trace).values() for path in modules]
     forward = trace.operators[trace.operators["phase"] == "forward"]
@@ -466,14 +461,14 @@ class TiedParameter:
         return replace(self, size_bytes=self.size_bytes // degree)
 
 
-@remembered
-def find_tied(trace: Trace, stage_of: NDArray[np.int64]) -> list[TiedParameter]:
+@of_model
+def find_tied(trace: ModelGraph, stage_of: NDArray[np.int64]) -> list[TiedParameter]:
     """Return the parameters that forward operators of several stages read.
 
     A stage's part of the gradient is ready after its last backward operator of such a forward operator; those that make
     it out of tensors of its own size only are taken for the sum.
     """
-    storage = trace.tensors["storage_id"].tolist()
+    storage = trace.storage
     elements = [prod(shape) for shape in trace.tensors["shape"]]
     rows = records(trace.operators, "op_id", "phase", "forward_op_id", "input_ids", "output_ids")
     readers: dict[int, set[int]] = {}
@@ -505,12 +500,10 @@ def find_tied(trace: Trace, stage_of: NDArray[np.int64]) -> list[TiedParameter]:
     return tied
 
 
-@remembered
-def stages_of_operators(trace: Trace, cut: list[list[str]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the stage and the unit of every operator."""
+def stages_of_operators(trace: Trace, cut: list[list[str]]) -> NDArray[np.int64]:
+    """Return the stage of every operator."""
     if len(cut) == 1:
-        nothing = np.zeros(len(trace.operators), dtype=np.int64)
-        return nothing, nothing
+        return np.zeros(len(trace.operators), dtype=np.int64)
     stage_of_unit = [stage for stage, units in enumerate(cut) for _ in units]
-    unit_of = assign_units(trace)
-    return np.array(stage_of_unit, dtype=np.int64)[unit_of], unit_of
+    stage_of: NDArray[np.int64] = np.array(stage_of_unit, dtype=np.int64)[assign_units(trace)]
+    return stage_of

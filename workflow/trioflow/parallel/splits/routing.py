@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from trioflow.base.errors import InputError, PlanError, TableError
 from trioflow.base.input_files import read_text
 from trioflow.costmodel.features import plain_name
-from trioflow.parallel.remembered import remembered, tensor_bytes
+from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.splits.tensor_split import list_untrained
 from trioflow.tables import records
 from trioflow.trace.store import Trace
@@ -65,12 +65,10 @@ class ExpertLayer:
         return range(self.permute + 1, self.products[-1] + 1)
 
 
-@remembered
-def find_expert_layers(trace: Trace) -> list[ExpertLayer]:
+@of_model
+def find_expert_layers(trace: ModelGraph) -> list[ExpertLayer]:
     """Return the layers of experts that are computed by grouped products, in the order of forward."""
-    tensors = trace.tensors
-    category, producer = tensors["category"].tolist(), tensors["producer_op_id"].tolist()
-    size = tensor_bytes(trace)
+    category, size, producer = trace.category, trace.size, trace.tensors["producer_op_id"].tolist()
     found: dict[str, list[dict[str, Any]]] = {}
     columns = ("op_id", "name", "phase", "module", "input_ids", "output_ids", "input_shapes")
     for row in records(trace.operators, *columns):
@@ -94,13 +92,13 @@ def find_expert_layers(trace: Trace) -> list[ExpertLayer]:
     ]
 
 
-def _size_source(trace: Trace, permute: int) -> int:
+def _size_source(trace: ModelGraph, permute: int) -> int:
     """Return the tokens before they are copied [bytes]."""
     ids = trace.operators["input_ids"].iloc[permute]
-    return max((tensor_bytes(trace)[i] for i in ids), default=1)
+    return max((trace.size[i] for i in ids), default=1)
 
 
-def _look_through_casts(trace: Trace, tensor: int) -> int:
+def _look_through_casts(trace: ModelGraph, tensor: int) -> int:
     """Return the tensor that experts' tokens were cast from: they travel as they are."""
     made = trace.tensors["producer_op_id"].iloc[tensor]
     if pd.isna(made) or plain_name(str(trace.operators["name"].iloc[int(made)]))[0] != _CAST:
@@ -108,14 +106,14 @@ def _look_through_casts(trace: Trace, tensor: int) -> int:
     return int(trace.operators["input_ids"].iloc[int(made)][0])
 
 
-@remembered
-def find_expert_modules(trace: Trace) -> frozenset[str]:
+@of_model
+def find_expert_modules(trace: ModelGraph) -> frozenset[str]:
     """Return the modules whose parameters are the experts'."""
     return frozenset().union(*(layer.modules for layer in find_expert_layers(trace)))
 
 
-@remembered
-def leave_experts_whole(trace: Trace) -> Trace:
+@of_model
+def leave_experts_whole(trace: ModelGraph) -> ModelGraph:
     """Return a trace whose rules of tensor parallelism leave experts out: each works on a rank's own tokens."""
     experts, rules = find_expert_modules(trace), dict(trace.facts.tensor_split or {})
     known = (*trace.facts.gradients, *list_untrained(trace))
@@ -233,8 +231,8 @@ def set_routing(trace: Trace, routing: Mapping[str, Any] | None) -> Trace:
     return replace(trace, facts=replace(trace.facts, routing=routing))
 
 
-@remembered
-def spread_tokens(trace: Trace, plan: Plan) -> list[NDArray[np.float64]]:
+@of_model
+def spread_tokens(trace: ModelGraph, plan: Plan) -> list[NDArray[np.float64]]:
     """Return what each rank of an exchange gets, over their mean, by layer of experts [layers][ranks].
 
     Raises PlanError when shares are of another number of layers or experts.
@@ -250,7 +248,7 @@ def spread_tokens(trace: Trace, plan: Plan) -> list[NDArray[np.float64]]:
 
 
 def _find_shares(
-    trace: Trace, plan: Plan, routing: Mapping[str, Any], number: int, experts: int
+    trace: ModelGraph, plan: Plan, routing: Mapping[str, Any], number: int, experts: int
 ) -> NDArray[np.float64]:
     """Return the part of its copies of tokens that each expert of a layer gets."""
     if "shares" in routing:

@@ -23,7 +23,6 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,9 +31,7 @@ from numpy.typing import NDArray
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import SLICED
-from trioflow.costmodel.features import FEATURES, OperatorModel
-from trioflow.parallel.reference import predict_operator_times
-from trioflow.parallel.remembered import remembered
+from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.splits.pipeline import (
     Parameter,
     assign_units,
@@ -43,12 +40,9 @@ from trioflow.parallel.splits.pipeline import (
     list_parameters,
     loss_operators,
 )
-from trioflow.parallel.splits.tensor_split import TensorSplit, kind_of_module, list_untrained
+from trioflow.parallel.splits.tensor_split import TensorSplit, kind_of_module, list_untrained, scale_work
 from trioflow.tables import records
 from trioflow.trace.store import Trace, pipeline_units
-
-Shares = Mapping[int, float]
-"""Optimizer operator to the part of its work that a rank does."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +57,8 @@ class Owners:
     of_storage: dict[int, int]
 
 
-@remembered
-def find_owners(trace: Trace) -> Owners:
+@of_model
+def find_owners(trace: ModelGraph) -> Owners:
     """Return what belongs to which parameter; nothing where the trace lists no parameters.
 
     State tensors are recognised by operators that mix them with a parameter or gradient: lists name these in one order.
@@ -74,7 +68,7 @@ def find_owners(trace: Trace) -> Owners:
         parameters = list_parameters(trace)
     except PlanError:
         return Owners({}, {})
-    storage = trace.tensors["storage_id"].tolist()
+    storage = trace.storage
     shapes = [tuple(shape) for shape in trace.tensors["shape"]]
     owner: dict[int, int] = {}
     for index, parameter in enumerate(parameters):
@@ -135,10 +129,10 @@ def _guess_owners(parameters: Sequence[Parameter], module: str) -> frozenset[int
     return frozenset([i for i in trained if parameters[i].module == module] or trained)
 
 
-@remembered
-def list_updates(operators: pd.DataFrame) -> list[int]:
+@of_model
+def list_updates(trace: ModelGraph) -> list[int]:
     """Return the optimizer operators on more than single numbers, such as a count of steps."""
-    columns = (operators[name] for name in ("op_id", "phase", "input_shapes"))
+    columns = (trace.operators[name] for name in ("op_id", "phase", "input_shapes"))
     return [
         int(op)
         for op, phase, shapes in zip(*columns, strict=True)
@@ -161,7 +155,7 @@ def share_updates(
 
 def shard_updates(trace: Trace, degree: int) -> dict[int, float]:
     """Return the part of the optimizer's operators that is left to one tensor-parallel rank."""
-    updates = list_updates(trace.operators)
+    updates = list_updates(trace)
     try:
         whole, mine = list_parameters(trace), list_parameters(trace, degree)
     except PlanError:  # names of modules are all that is known
@@ -188,9 +182,9 @@ def held_sizes(trace: Trace, plan: Plan) -> list[float]:
     return [p.padded_bytes(n) / n for p, n in zip(parameters, shards, strict=True)]
 
 
-@remembered
+@of_model
 def share_storages(
-    trace: Trace, plan: Plan, here: frozenset[int] | None = None, held: frozenset[int] | None = None
+    trace: ModelGraph, plan: Plan, here: frozenset[int] | None = None, held: frozenset[int] | None = None
 ) -> dict[int, float]:
     """Return the part of each parameter, its gradient and state that a rank holds, by storage.
 
@@ -240,51 +234,14 @@ def split_updates(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
     return _cut_updates(trace, split, before, held_sizes(trace, plan), plan.shards_units)
 
 
-@remembered
+@of_model
 def _cut_updates(
-    trace: Trace, split: TensorSplit, before: Sequence[float], after: Sequence[float], dispatched: bool
+    trace: ModelGraph, split: TensorSplit, before: Sequence[float], after: Sequence[float], dispatched: bool
 ) -> TensorSplit:
-    shares = share_updates(trace, before, after, list_updates(trace.operators))
+    shares = share_updates(trace, before, after, list_updates(trace))
     operators = scale_work(split.operators, shares)
     cut = split.sharded_updates | (set(shares) if dispatched else set())
     return replace(split, operators=operators, sharded_updates=cut)
-
-
-def scale_work(operators: pd.DataFrame, shares: Shares) -> pd.DataFrame:
-    """Return a copy of the operators in which some do a share of their work; KeyError for one that is not there."""
-    chosen = list(shares)
-    rows = operators.index.get_indexer(pd.Index(chosen, dtype="int64"))
-    if (rows < 0).any():
-        raise KeyError(f"no operators {[chosen[i] for i in np.flatnonzero(rows < 0)]}")
-    return _scale_rows(operators, rows, np.array([shares[op] for op in chosen], dtype=float))
-
-
-def _scale_rows(operators: pd.DataFrame, rows: NDArray[np.intp], factors: NDArray[np.float64]) -> pd.DataFrame:
-    scaled: dict[str, Any] = {}
-    for column in (*FEATURES, *(f"batch_{column}" for column in FEATURES)):
-        cells = operators[column].to_numpy(dtype=np.int64)
-        part = np.ceil(cells[rows].astype(float) * factors).astype(np.int64)
-        cells = cells.copy()
-        cells[rows] = part
-        scaled[column] = pd.Series(cells, operators.index, operators[column].dtype)
-    return operators.assign(**scaled)
-
-
-@remembered
-def predict_updates(
-    recorded: pd.DataFrame, operators: pd.DataFrame, parts: Sequence[Shares], model: OperatorModel
-) -> list[dict[int, float]]:
-    """Return the time of some optimizer operators for each of several shares of their work [s]."""
-    chosen = [list(shares) for shares in parts]
-    if not any(chosen):
-        return [{} for _ in parts]
-    ops = [op for of_part in chosen for op in of_part]
-    factors = np.array([share for shares in parts for share in shares.values()], dtype=float)
-    before, after = (f.loc[ops].reset_index(drop=True) for f in (recorded, operators))
-    after = _scale_rows(after, np.arange(len(ops)), factors)
-    device_s, _ = predict_operator_times(before, after, model)
-    times = iter(device_s.tolist())
-    return [{op: next(times) for op in of_part} for of_part in chosen]
 
 
 def place_parameters(
@@ -316,43 +273,6 @@ def place_parameters(
             if around:
                 found[parameter.name] = frozenset([stages[max(around, key=len)]])
     return [found.get(p.name, frozenset()) for p in parameters]
-
-
-def upkeep_phase(trace: Trace) -> str:
-    """Return the phase whose element-wise operators resemble copies and sums of gradients."""
-    return "forward" if trace.facts.device == "cuda" else "optimizer"
-
-
-_PREDICTED = ("time_s", "low_s", "high_s", "extrapolated")
-
-
-@remembered
-def predict_elementwise(
-    model: OperatorModel, name: str, sizes: Sequence[int], reads: int, phase: str = "optimizer"
-) -> dict[str, NDArray[Any]]:
-    """Predict one element-wise operator over tensors of some sizes [bytes]: columns of `OperatorModel`.
-
-    On a CPU the optimizer's class predicts what happens to gradients. On a GPU that class holds calls over lists of
-    tensors, some 30 us each, which no copy is: there the phase is forward.
-    """
-    if not sizes:
-        return {column: np.zeros(0) for column in _PREDICTED}
-    rows = pd.DataFrame(
-        {
-            "name": name,
-            "phase": phase,
-            "module": "",
-            "flop": 0,
-            "kernels": 0,
-            "read_bytes": [reads * size for size in sizes],
-            "write_bytes": sizes,
-            "input_shapes": [[[size // 4]] * reads for size in sizes],
-            "output_shapes": [[[size // 4]] for size in sizes],
-            "dtype": "float",
-        }
-    )
-    found = model.predict(rows)
-    return {column: found[column].to_numpy() for column in _PREDICTED}
 
 
 EXPERTS_UNIT = ".experts"
@@ -394,8 +314,8 @@ class ShardedUnit:
         return sum(p.padded_bytes(shards) for p in self.parameters if p.trained)
 
 
-@remembered
-def build_units(trace: Trace, tensor: int = 1, expert: int = 1, apart: bool = False) -> list[ShardedUnit]:
+@of_model
+def build_units(trace: ModelGraph, tensor: int = 1, expert: int = 1, apart: bool = False) -> list[ShardedUnit]:
     """Return the units of ``fully_shard``, in the order of forward, and the root at the end.
 
     Where experts lie ``apart`` (`Plan.places_experts`) those of a unit are one of their own inside it, as in
@@ -475,8 +395,8 @@ def build_stage_units(
     return [*mine, replace(own, reduced_width=root.reduced_width, kept_width=root.kept_width)]
 
 
-@remembered
-def _find_units(trace: Trace) -> dict[str, list[str]]:
+@of_model
+def _find_units(trace: ModelGraph) -> dict[str, list[str]]:
     """Return the units of a model that names none: its repeated blocks, and what lies before and behind.
 
     Blocks are numbered children of a module of which two in a row hold parameters of the same names, in modules of
@@ -521,8 +441,8 @@ def _find_unit(name: str, units: dict[str, list[str]]) -> int:
     return next((i for i, paths in enumerate(units.values()) if is_inside(name, paths)), -1)
 
 
-@remembered
-def _list_operators(trace: Trace) -> tuple[list[tuple[int, str, str, int | None]], set[str]]:
+@of_model
+def _list_operators(trace: ModelGraph) -> tuple[list[tuple[int, str, str, int | None]], set[str]]:
     """Return number, phase, module and forward operator of each operator, and all modules."""
     rows = [
         (int(row["op_id"]), str(row["phase"]), str(row["module"]), row["forward_op_id"])
@@ -616,9 +536,9 @@ def partition_parameters(sizes: Sequence[int], ranks: int) -> list[list[int]]:
     return found
 
 
-@remembered
+@of_model
 def partition_optimizer(
-    trace: Trace, ranks: int, expert: int = 1, here: frozenset[int] | None = None, tensor: int = 1
+    trace: ModelGraph, ranks: int, expert: int = 1, here: frozenset[int] | None = None, tensor: int = 1
 ) -> OptimizerPartition:
     """Return which replica updates which parameters of a trace, and by which operators.
 
@@ -650,7 +570,7 @@ def partition_optimizer(
             shared.append(op_id)
         for rank in of:
             operators[rank].append(op_id)
-    of_all = sorted(set(shared) & set(list_updates(trace.operators)))
+    of_all = sorted(set(shared) & set(list_updates(trace)))
     dense, experts = (tuple(tuple(parameters[i] for i in part) for part in of_kind) for of_kind in parts)
     return OptimizerPartition(
         dense,

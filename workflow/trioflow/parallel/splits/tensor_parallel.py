@@ -57,6 +57,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import comb, gcd
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -66,11 +67,11 @@ import pandas as pd
 from trioflow.base.errors import PlanError
 from trioflow.base.plan_row import TENSOR_STYLE, find_rank_program
 from trioflow.costmodel.features import FEATURES, class_of_name, plain_name
-from trioflow.parallel.remembered import remembered, tensor_bytes
+from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.splits.context import split_context
 from trioflow.parallel.splits.pipeline import list_parameters
 from trioflow.parallel.splits.routing import ExpertLayer, find_expert_layers, find_expert_modules, spread_tokens
-from trioflow.parallel.splits.sharding import list_updates, scale_work, shard_updates, share_updates
+from trioflow.parallel.splits.sharding import list_updates, shard_updates, share_updates
 from trioflow.parallel.splits.tensor_split import (
     AFTER,
     BEFORE,
@@ -86,6 +87,7 @@ from trioflow.parallel.splits.tensor_split import (
     is_sharded,
     kind_of_module,
     list_untrained,
+    scale_work,
 )
 from trioflow.parallel.splits.vocabulary import Vocabulary, check_tokens, find_head, find_vocabulary
 from trioflow.tables import records
@@ -202,7 +204,7 @@ class _Layer(NamedTuple):
     backward: tuple[int, ...]
 
 
-def overlap_products(split: TensorSplit, trace: Trace, plan: Plan) -> TensorSplit:
+def overlap_products(split: TensorSplit, trace: ModelGraph, plan: Plan) -> TensorSplit:
     """Return the split with a plan's messages beside products, or as it is where they wait."""
     if plan.tensor_overlap in ("auto", "none"):
         return split
@@ -243,9 +245,9 @@ def _take(found: dict[int, list[Exchange]], op: int) -> list[Exchange]:
     return mine
 
 
-def _list_layers(trace: Trace) -> list[_Layer]:
+def _list_layers(trace: ModelGraph) -> list[_Layer]:
     """Return the linear layers whose backward is two products; experts' are no such, they compute in groups."""
-    category, experts = trace.tensors["category"].tolist(), find_expert_modules(trace)
+    category, experts = trace.category, find_expert_modules(trace)
     columns = ("op_id", "phase", "module", "flop", "forward_op_id", "input_ids")
     backward: dict[int, list[int]] = {}
     products: dict[int, dict[bool, int]] = {}
@@ -268,7 +270,7 @@ EXCHANGE = "all_to_all"
 _COUNT_BYTES = 8
 
 
-def split_experts(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
+def split_experts(trace: ModelGraph, plan: Plan, split: TensorSplit) -> TensorSplit:
     """Leave a rank its experts' work, and add the exchanges of tokens to ``split``, of one tensor-parallel rank.
 
     A rank multiplies as many rows as before, or as many more as the fullest rank of the layer gets (`routing`).
@@ -296,12 +298,14 @@ def split_experts(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
     return _cut_expert_updates(found, trace, plan)
 
 
-def _cut_work(split: TensorSplit, trace: Trace, plan: Plan, of_layer: Mapping[int, tuple[ExpertLayer, float]]) -> None:
+def _cut_work(
+    split: TensorSplit, trace: ModelGraph, plan: Plan, of_layer: Mapping[int, tuple[ExpertLayer, float]]
+) -> None:
     """Write the work on a rank's own experts into the operators of layers, with how full the fullest rank is."""
     cells = {
         f"{grows}{name}": split.operators[f"{grows}{name}"].tolist() for name in FEATURES for grows in ("", "batch_")
     }
-    size, shape = tensor_bytes(trace), trace.tensors["shape"].tolist()
+    size, shape = trace.size, trace.tensors["shape"].tolist()
     for row in records(trace.operators, "op_id", "input_ids", "output_ids"):
         op_id = int(row["op_id"])
         if op_id not in of_layer:
@@ -319,12 +323,12 @@ def _cut_work(split: TensorSplit, trace: Trace, plan: Plan, of_layer: Mapping[in
         split.operators[name] = pd.Series(values, index=split.operators.index, dtype=split.operators[name].dtype)
 
 
-def _gather_rows(split: TensorSplit, trace: Trace, layer: ExpertLayer, inside: Sequence[int], more: float) -> None:
+def _gather_rows(split: TensorSplit, trace: ModelGraph, layer: ExpertLayer, inside: Sequence[int], more: float) -> None:
     """Let operators inside a layer read and write the rows that ranks with slices of the same experts have gathered.
 
     Rows as wide as the model grow by ``more`` of the traced ones; those as wide as an expert are cut.
     """
-    size, category = tensor_bytes(trace), trace.tensors["category"].tolist()
+    size, category = trace.size, trace.category
     wide = {layer.rows_bytes, layer.made_bytes}
     for name, ids in (("read_bytes", "input_ids"), ("write_bytes", "output_ids")):
         moved = split.operators[name].to_numpy() > 0
@@ -356,12 +360,12 @@ def _fill(cells: Mapping[str, list[int]], name: str, op_id: int, weights: int, m
     cells[f"batch_{name}"][op_id] += more
 
 
-def _cut_expert_updates(split: TensorSplit, trace: Trace, plan: Plan) -> TensorSplit:
+def _cut_expert_updates(split: TensorSplit, trace: ModelGraph, plan: Plan) -> TensorSplit:
     """Leave a rank the updates of its own experts."""
     sizes, held = (
         [float(p.size_bytes) for p in list_parameters(trace, plan.tensor, ranks)] for ranks in (1, plan.expert_parts)
     )
-    shares = share_updates(trace, sizes, held, list_updates(trace.operators))
+    shares = share_updates(trace, sizes, held, list_updates(trace))
     cut = {op: share for op, share in shares.items() if share < 1}
     return replace(split, operators=scale_work(split.operators, cut))
 
@@ -427,8 +431,8 @@ def _share_of_tokens(trace: Trace, split: TensorSplit, permute: int) -> float:
     return float(mine / whole) if whole else 1.0
 
 
-@remembered
-def _list_backward(trace: Trace) -> dict[int, list[int]]:
+@of_model
+def _list_backward(trace: ModelGraph) -> dict[int, list[int]]:
     """Return the backward operators of each forward operator."""
     found: dict[int, list[int]] = {}
     for row in records(trace.operators, "op_id", "phase", "forward_op_id"):
@@ -451,14 +455,11 @@ _WHOLE_SUMS = ("elementwise", "view", "reshape")
 class Splitter:
     """Walks the operators in order and follows which storages are shards, and which hold a rank's tokens."""
 
-    def __init__(self, trace: Trace, degree: int, sequence: bool, vocabulary: Vocabulary | None) -> None:
+    def __init__(self, trace: ModelGraph, degree: int, sequence: bool, vocabulary: Vocabulary | None) -> None:
         self.rules: Mapping[str, str] = trace.facts.tensor_split or {}
         self.degree, self.sequence, self.vocabulary = degree, sequence, vocabulary
-        tensors = trace.tensors
-        self.storage = tensors["storage_id"].tolist()
-        self.category = tensors["category"].tolist()
-        self.size = tensor_bytes(trace)
-        self.shape = [tuple(shape) for shape in tensors["shape"]]
+        self.storage, self.category, self.size = trace.storage, trace.category, trace.size
+        self.shape = [tuple(shape) for shape in trace.tensors["shape"]]
         self.kinds: dict[int, str] = {}
         self.weights: dict[int, set[tuple[int, ...]]] = {}
         self.shards = {
@@ -578,8 +579,8 @@ class Splitter:
         return next((i for i in row["input_ids"] if self.storage[i] in self.tokens), None)
 
 
-@remembered
-def split_operators(trace: Trace, degree: int, *, sequence: bool = False, vocabulary: bool = False) -> TensorSplit:
+@of_model
+def split_operators(trace: ModelGraph, degree: int, *, sequence: bool = False, vocabulary: bool = False) -> TensorSplit:
     """Return one tensor-parallel rank's operators and messages, of a trace from `prepare_split` or with own rules.
 
     ``sequence`` cuts by tokens, ``vocabulary`` embedding, head and loss. Raises PlanError when there is no layer to
@@ -620,7 +621,7 @@ def split_operators(trace: Trace, degree: int, *, sequence: bool = False, vocabu
     return split
 
 
-def _cut_updates(split: TensorSplit, trace: Trace, degree: int) -> None:
+def _cut_updates(split: TensorSplit, trace: ModelGraph, degree: int) -> None:
     """Leave the rank its part of the optimizer, and note what the framework dispatches on shards."""
     shares = {op: share for op, share in shard_updates(trace, degree).items() if share < 1}
     split.operators = scale_work(split.operators, shares)
@@ -655,7 +656,15 @@ def _cut(cells: dict[str, list[int]], row: dict[str, Any], kind: str, splitter: 
         cells[column][op_id], cells[f"batch_{column}"][op_id] = after, growing
 
 
-def split_for_plan(trace: Trace, plan: Plan) -> TensorSplit:
+def style_of(plan: Plan) -> tuple[int | str | bool, ...]:
+    """Return what decides the operators of one rank's layers and experts, and the messages beside them."""
+    shared = (plan.tensor_overlap, plan.sequence_parallel, plan.vocabulary_parallel)
+    experts = (plan.expert, plan.expert_cut, plan.expert_domain)
+    return plan.tensor, plan.tensor_style, *shared, *experts, plan.context, plan.context_method
+
+
+@partial(of_model, key=style_of)
+def split_for_plan(trace: ModelGraph, plan: Plan) -> TensorSplit:
     """Return a plan's rank's operators, tokens, shards and experts, of `prepare_split`; PlanError with no layer to split."""
     if plan.tensor > 1 and plan.tensor_style != TENSOR_STYLE:
         own: TensorSplit = find_rank_program(plan).split(trace, plan.tensor)

@@ -8,10 +8,12 @@ from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from trioflow.costmodel.features import class_of_name
-from trioflow.parallel.remembered import remembered
+from trioflow.costmodel.features import FEATURES, class_of_name
+from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.trace.store import Trace
 
 BEFORE, AFTER, SUMMED = "before", "after", "summed"
@@ -21,6 +23,8 @@ EXPERT_SLICES = "slices of experts"
 """Groups of ranks that exchange something beside an operator: where tokens are handed on, where experts are cut by
 another degree than the tensor degree."""
 ATTENTION = "scaled_dot_product"
+Shares = Mapping[int, float]
+"""Optimizer operator to the part of its work that a rank does."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class StageExchange(Exchange):
     copies_s: tuple[float, ...] = ()
 
 
-@dataclass
+@dataclass(eq=False)
 class TensorSplit:
     """What tensor parallelism does to the operators of a trace."""
 
@@ -129,8 +133,8 @@ def is_sharded(gradient: Mapping[str, Any], rules: Mapping[str, str]) -> bool:
     return kind == "column" or (kind == "row" and str(gradient["name"]).endswith("weight"))
 
 
-@remembered
-def list_untrained(trace: Trace) -> list[dict[str, Any]]:
+@of_model
+def list_untrained(trace: ModelGraph) -> list[dict[str, Any]]:
     """Return the parameters that the step reads and makes no gradient of: entries as those of ``facts.gradients``.
 
     The tables say which storages are parameters and which module reads them first, the facts which names and shapes
@@ -140,8 +144,8 @@ def list_untrained(trace: Trace) -> list[dict[str, Any]]:
     owned = {int(g.get("parameter_storage_id", -1)) for g in trace.facts.gradients}
     readers: dict[int, str] = {}
     places: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-    columns = (trace.tensors[c].tolist() for c in ("storage_id", "category", "module", "shape"))
-    for storage, category, module, shape in zip(*columns, strict=True):
+    columns = (trace.tensors[c].tolist() for c in ("module", "shape"))
+    for storage, category, module, shape in zip(trace.storage, trace.category, *columns, strict=True):
         if category == "parameter" and storage not in owned:
             reader = readers.setdefault(storage, str(module))
             for place in (reader, _ANYWHERE):
@@ -179,8 +183,8 @@ def is_lookup(row: Mapping[str, Any], category: Sequence[str]) -> bool:
     return class_of_name(str(row["name"])) == "embedding" and any(category[i] == "parameter" for i in row["input_ids"])
 
 
-@remembered
-def count_heads(trace: Trace) -> list[int]:
+@of_model
+def count_heads(trace: ModelGraph) -> list[int]:
     """Return the numbers of heads that attentions have, of queries and keys, each once.
 
     From the model's configuration where captured, and shapes [batch, heads, tokens, size] that PyTorch's own attention
@@ -212,8 +216,7 @@ def find_loss(trace: Trace) -> frozenset[int]:
     return frozenset(int(op) for op in found) if last >= 0 else frozenset()
 
 
-@remembered
-def with_rules(trace: Trace, rules: Mapping[str, str], padded: Mapping[int, float]) -> Trace:
+def with_rules(trace: ModelGraph, rules: Mapping[str, str], padded: Mapping[int, float]) -> ModelGraph:
     """Return a trace whose facts say how its modules are split: pattern to column or row.
 
     ``padded``: storage of a parameter to how many times its rows grow, so that they divide among the ranks.
@@ -234,3 +237,24 @@ def with_rules(trace: Trace, rules: Mapping[str, str], padded: Mapping[int, floa
     if trace.facts.parameters is not None:
         facts = replace(facts, parameters=parameters)
     return replace(trace, facts=facts)
+
+
+def scale_work(operators: pd.DataFrame, shares: Shares) -> pd.DataFrame:
+    """Return a copy of the operators in which some do a share of their work; KeyError for one that is not there."""
+    chosen = list(shares)
+    rows = operators.index.get_indexer(pd.Index(chosen, dtype="int64"))
+    if (rows < 0).any():
+        raise KeyError(f"no operators {[chosen[i] for i in np.flatnonzero(rows < 0)]}")
+    return scale_rows(operators, rows, np.array([shares[op] for op in chosen], dtype=float))
+
+
+def scale_rows(operators: pd.DataFrame, rows: NDArray[np.intp], factors: NDArray[np.float64]) -> pd.DataFrame:
+    """Return a copy of the operators with factors on the work of some rows."""
+    scaled: dict[str, Any] = {}
+    for column in (*FEATURES, *(f"batch_{column}" for column in FEATURES)):
+        cells = operators[column].to_numpy(dtype=np.int64)
+        part = np.ceil(cells[rows].astype(float) * factors).astype(np.int64)
+        cells = cells.copy()
+        cells[rows] = part
+        scaled[column] = pd.Series(cells, operators.index, operators[column].dtype)
+    return operators.assign(**scaled)

@@ -7,6 +7,7 @@ feed-forward layers; token embedding and head by vocabulary.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -14,7 +15,7 @@ from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import TENSOR_STYLE, find_rank_program
 from trioflow.costmodel.features import class_of_name, plain_name
-from trioflow.parallel.remembered import remembered
+from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.splits.routing import leave_experts_whole
 from trioflow.parallel.splits.tensor_split import (
     find_loss,
@@ -49,10 +50,10 @@ class Vocabulary:
         return self.padded_words / self.words
 
 
-@remembered
-def list_lengths(trace: Trace) -> frozenset[int]:
+@of_model
+def list_lengths(trace: ModelGraph) -> frozenset[int]:
     """Return the lengths of what a step's inputs look up: the tokens of a sample."""
-    category = trace.tensors["category"].tolist()
+    category = trace.category
     return frozenset(
         int(row["input_shapes"][place][-1])
         for row in records(trace.operators, "name", "phase", "input_ids", "input_shapes")
@@ -77,9 +78,10 @@ def check_tokens(trace: Trace, degree: int) -> None:
             )
 
 
-def find_head(trace: Trace) -> int | None:
+@of_model
+def find_head(trace: ModelGraph) -> int | None:
     """Return the last product with a parameter in forward, unless that is a split layer's; None without one."""
-    category = trace.tensors["category"].tolist()
+    category = trace.category
     rules, loss = (trace.facts.tensor_split or {}), find_loss(trace)
     found = None
     for row in records(trace.operators, *_COLUMNS):
@@ -92,14 +94,13 @@ def find_head(trace: Trace) -> int | None:
     return min(loss, default=None)
 
 
-@remembered
-def find_vocabulary(trace: Trace, degree: int) -> Vocabulary:
+@of_model
+def find_vocabulary(trace: ModelGraph, degree: int) -> Vocabulary:
     """Return the layers that vocabulary parallelism splits; rows are added until ``degree`` divides them.
 
     Raises PlanError when there is no embedding of the step's tokens, no head of as many words, or no loss.
     """
-    category = trace.tensors["category"].tolist()
-    storage = trace.tensors["storage_id"].tolist()
+    category, storage = trace.category, trace.storage
     forward = [r for r in records(trace.operators, *_COLUMNS) if r["phase"] == "forward"]
     lookups = [
         row for row in forward if is_lookup(row, category) and any(category[i] == "input" for i in row["input_ids"])
@@ -225,7 +226,7 @@ VOCABULARY: Mapping[str, str] = {
 """Each rank holds a part of the vocabulary: the embedding's results are summed, the head's stay apart."""
 
 
-def split_like_megatron(trace: Trace, *, vocabulary: bool = True) -> Trace:
+def split_like_megatron(trace: ModelGraph, *, vocabulary: bool = True) -> ModelGraph:
     """Return the trace with the layers that Megatron-LM cuts named in its facts; PlanError when none is known."""
     found = find_layers(trace)
     if not found:
@@ -235,7 +236,7 @@ def split_like_megatron(trace: Trace, *, vocabulary: bool = True) -> Trace:
         )
     if vocabulary:
         found |= _find_vocabulary_layers(trace)
-    return Trace(trace.operators, trace.tensors, replace(trace.facts, tensor_split=found, tensor_split_by_name=True))
+    return replace(trace, facts=replace(trace.facts, tensor_split=found, tensor_split_by_name=True))
 
 
 def find_layers(trace: Trace) -> dict[str, str]:
@@ -253,7 +254,11 @@ def _match(trace: Trace, rules: Mapping[str, str]) -> dict[str, str]:
     return {pattern: kind for pattern, kind in rules.items() if any(fnmatchcase(module, pattern) for module in modules)}
 
 
-def prepare_split(trace: Trace, plan: Plan) -> Trace:
+@partial(
+    of_model,
+    key=lambda plan: (plan.tensor, plan.tensor_style, plan.replication, plan.vocabulary_parallel, plan.expert_cut),
+)
+def prepare_split(trace: ModelGraph, plan: Plan) -> ModelGraph:
     """Return the trace with the module rules of a plan: its own by default, else Megatron-LM's by known names.
 
     Raises PlanError when the model has not what the plan splits.
@@ -265,12 +270,12 @@ def prepare_split(trace: Trace, plan: Plan) -> Trace:
         )
     if plan.tensor > 1 and plan.tensor_style != TENSOR_STYLE:
         return with_rules(trace, find_rank_program(plan).find_rules(trace), {})
-    found = _prepare_split(trace, plan.tensor, plan.vocabulary_parallel)
+    found = _name_layers(trace, plan.tensor, plan.vocabulary_parallel)
     return leave_experts_whole(found) if plan.expert_cut < plan.tensor else found
 
 
-@remembered
-def _prepare_split(trace: Trace, degree: int, vocabulary: bool) -> Trace:
+@of_model
+def _name_layers(trace: ModelGraph, degree: int, vocabulary: bool) -> ModelGraph:
     if degree == 1:
         return trace
     if not trace.facts.tensor_split and find_layers(trace):
