@@ -6,6 +6,7 @@ import pytest
 from trioflow import predict
 from trioflow.base.errors import InputError, PlanError
 from trioflow.costmodel.features import resize_batch
+from trioflow.formats.megatron import parse_arguments, read_megatron
 from trioflow.parallel.plan import describe_plan, make_plan
 from trioflow.parallel.reference import predict_operator_times
 from trioflow.parallel.splits.pipeline import find_gradients, list_parameters
@@ -23,7 +24,6 @@ from trioflow.parallel.splits.tensor_split import EXPERT_DOMAIN, EXPERT_NODES, E
 from trioflow.parallel.splits.vocabulary import prepare_split
 from trioflow.prediction.assembly import time_operators
 from trioflow.trace.language import make
-from trioflow.trace.language.megatron import parse_arguments, read_megatron
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 from trioflow.trace.store import tensor_bytes
 

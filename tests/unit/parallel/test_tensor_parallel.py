@@ -10,12 +10,12 @@ import pytest
 from captured import BATCH, capture_raw
 from same_model import ProportionalModel
 from trioflow.base.errors import PlanError
+from trioflow.formats.megatron import parse_arguments, read_megatron
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.splits.tensor_parallel import split_operators
 from trioflow.parallel.splits.vocabulary import prepare_split
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.trace.language.megatron import parse_arguments, read_megatron
 from trioflow.trace.store import Trace, load_trace
 from trioflow_evaluation.one_process.gathered_layers import find_gathered_layers, gather_rules, split_gathered
 

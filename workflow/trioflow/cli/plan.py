@@ -20,12 +20,12 @@ from trioflow.cli.choices import (
 )
 from trioflow.cli.output import HTML, JSON, add_command, format_table, write_output, write_page
 from trioflow.cli.search import describe_odds, predict_best, print_search, show_progress
+from trioflow.formats.launch import FRAMEWORKS
 from trioflow.parallel.memory.peak import describe_probability, find_fullest
 from trioflow.prediction.assembly import find_model
 from trioflow.prediction.fitting import split_memory
 from trioflow.prediction.step import STEP_WORDS
 from trioflow.sweeps.best_plans import BestPlans, plan
-from trioflow.trace.language.launch import FRAMEWORKS
 from trioflow.trace.language.read import find_configuration
 from trioflow.trace.language.sizes import Configuration
 

@@ -12,14 +12,14 @@ from trioflow.base.arguments import check_names, show_fields
 from trioflow.base.errors import InputError
 from trioflow.base.plan_row import Plan
 from trioflow.costmodel.choices import read_gpus
+from trioflow.formats.launch import FRAMEWORKS, express
 from trioflow.network.across_nodes import INTER_NODE, open_platform
 from trioflow.parallel.splits.routing import BALANCED
 from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import find_model, predict
 from trioflow.prediction.step import STEP_WORDS, Options
 from trioflow.sweeps.search import SearchResult, Watch, search
-from trioflow.trace.language.launch import FRAMEWORKS, express
-from trioflow.trace.language.read import find_configuration, parse_configuration
+from trioflow.trace.language.read import find_configuration
 from trioflow.trace.language.sizes import BLOCKS, Configuration
 
 if TYPE_CHECKING:
@@ -180,13 +180,11 @@ def _write_launch(
     for place, (row, each) in enumerate(zip(found["ranking"], found.plans, strict=True)):
         words = {name: row[name] for name in ("sequence", "precision", "fusion")}
         asked = replace(configuration, step=words, global_batch=found["batch"], stages=())
-        text, why = express(framework, asked, each, configuration.model.name, parse_configuration)
+        text, why = express(framework, asked, each, configuration.model.name)
         if text and each.pipeline > 1:
             stages = simulate(place).task_graph.metadata.stages
             blocks = tuple(sum(unit.startswith(BLOCKS) for unit in stage) for stage in stages)
-            text, why = express(
-                framework, replace(asked, stages=blocks), each, configuration.model.name, parse_configuration
-            )
+            text, why = express(framework, replace(asked, stages=blocks), each, configuration.model.name)
         if text:
             return {"file": FRAMEWORKS[framework].file, "plan": row["notation"], "text": text}
         reasons.append(why)

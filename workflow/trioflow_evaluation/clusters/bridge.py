@@ -44,11 +44,12 @@ from trioflow.base.experiments import Plan
 from trioflow.base.provenance import read_table
 from trioflow.base.units import BYTES_PER_KIB, BYTES_PER_MIB
 from trioflow.base.yaml_files import parse_yaml
+from trioflow.formats.megatron import read_file
 from trioflow.parallel.plan import make_plan
 from trioflow.prediction.assembly import build_graph, predict, time_operators
 from trioflow.prediction.step import Options
 from trioflow.trace.language.make import make_trace
-from trioflow.trace.language.read import published_models, read_configuration, trace_of
+from trioflow.trace.language.read import open_configuration, published_models, trace_of
 from trioflow.trace.language.sizes import Configuration, LanguageStep
 from trioflow.trace.store import pipeline_units
 
@@ -158,7 +159,9 @@ def _predict_peaks(file: Path) -> dict[str, Any]:
 
 def plan_case(file: Path) -> tuple[Configuration, Plan, int]:
     """Return a test's configuration, its plan on one node and its samples of a step; TrioflowError when refused."""
-    found = read_configuration(file)
+    found = read_file(open_configuration(file.read_text(encoding="utf-8"), str(file)))
+    if found is None:
+        raise InputError("no arguments of Megatron-LM", file=file)
     columns = dict(found.degrees)
     tensor, pipeline = int(columns.pop("tensor")), int(columns.pop("pipeline"))
     context = int(columns.get("context", 1))

@@ -8,13 +8,13 @@ from same_step import assert_same_step, category_bytes
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.precision_recipes import RECIPES
 from trioflow.costmodel.device_times import PREDICTED, host_times
+from trioflow.formats.megatron import read_megatron
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.splits.pipeline import find_gradients, list_added_gradients, list_parameters
 from trioflow.parallel.splits.tensor_parallel import split_operators
 from trioflow.parallel.splits.vocabulary import prepare_split
 from trioflow.trace.language import make
-from trioflow.trace.language.megatron import read_megatron
 from trioflow.trace.language.read import published_models
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 from trioflow.trace.store import Trace, load_trace, tensor_bytes

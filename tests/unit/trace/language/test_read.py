@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 from trioflow.base.errors import InputError, TraceError
-from trioflow.trace.language.megatron import parse_arguments, read_megatron
+from trioflow.formats.megatron import parse_arguments, read_megatron
 from trioflow.trace.language.read import TABLE, find_configuration, published_models, read_table
 from trioflow.trace.store import load_trace
 

@@ -9,8 +9,8 @@ import pytest
 import trioflow
 from trioflow.base.errors import InputError
 from trioflow.cli.main import main
+from trioflow.formats.launch import FRAMEWORKS, express
 from trioflow.parallel.plan import make_plan
-from trioflow.trace.language.launch import FRAMEWORKS, express
 from trioflow.trace.language.read import find_configuration, parse_configuration
 from trioflow.trace.language.sizes import BLOCKS, Configuration
 
@@ -49,7 +49,7 @@ def test_a_launch_configuration_is_read_back_to_the_same_answer(
     stages = told.task_graph.metadata.stages
     if plan.pipeline > 1:
         asked = replace(asked, stages=tuple(sum(unit.startswith(BLOCKS) for unit in stage) for stage in stages))
-    text, why = express(framework, asked, plan, model, parse_configuration)
+    text, why = express(framework, asked, plan, model)
     assert not why
     file = tmp_path / FRAMEWORKS[framework].file
     file.write_text(text)
@@ -74,7 +74,7 @@ def test_a_launch_configuration_is_read_back_to_the_same_answer(
 def test_what_a_framework_cannot_express_is_named(
     framework: str, model: str, columns: dict[str, Any], reason: str
 ) -> None:
-    text, why = express(framework, ask(framework, model, 16), make_plan(**columns), model, parse_configuration)
+    text, why = express(framework, ask(framework, model, 16), make_plan(**columns), model)
     assert text == "" and reason in why
 
 

@@ -6,7 +6,7 @@ What is written is read back and compared: a framework that cannot express a pla
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Any
@@ -17,8 +17,9 @@ from trioflow.base.errors import InputError
 from trioflow.base.plan_row import SHARDINGS, Plan
 from trioflow.base.precision_recipes import MEGATRON
 from trioflow.base.provenance import read_own_table
-from trioflow.trace.language.megatron import read_megatron
-from trioflow.trace.language.sizes import COMPILE, EAGER, Configuration, LanguageModel
+from trioflow.formats import megatron
+from trioflow.trace.language.read import open_configuration, published_models
+from trioflow.trace.language.sizes import COMPILE, EAGER, Configuration, ConfigurationFile, LanguageModel
 
 NEMO, TORCHTITAN, DEEPSPEED, ACCELERATE = "nemo", "torchtitan", "deepspeed", "accelerate"
 _NODE = 8
@@ -81,7 +82,7 @@ class Key:
 @cache
 def list_keys(framework: str) -> tuple[Key, ...]:
     """Return the keys of a framework's file."""
-    rows = [row for row in read_own_table("trace/language/launch") if row["framework"] == framework]
+    rows = [row for row in read_own_table("formats/launch") if row["framework"] == framework]
     pairs = [[pair.partition("=") for pair in (row["words"] or "").split("|") if pair] for row in rows]
     return tuple(
         Key(row["key"], row["field"], tuple((word, ours) for word, _, ours in said))
@@ -232,22 +233,20 @@ _FORMS = {
 }
 
 
-def find_framework(content: Mapping[str, Any]) -> str | None:
-    """Return the framework whose launch configuration a file holds; None for another file."""
-    marked = {name: one.marks for name, one in FRAMEWORKS.items() if one.marks}
-    return next((name for name, marks in marked.items() if all(mark in content for mark in marks)), None)
-
-
-def read_launch(content: Mapping[str, Any], text: str, file: str, models: Mapping[str, LanguageModel]) -> Configuration:
-    """Return the run that a framework's file configures; ``text``: the file's, for its comments; ``models``: known ones.
+def read_file(said: ConfigurationFile) -> Configuration | None:
+    """Return the run that a framework's file configures, its comments among it; None for another file.
 
     Raises InputError where a key has an unknown word, or the model is not known.
     """
-    framework = str(find_framework(content))
-    flat = dict(_flatten(content)) | {f"#{key}": value for key, value in _SCRIPT.findall(text)}
+    content, file = said.content, said.file
+    marked = {name: one.marks for name, one in FRAMEWORKS.items() if one.marks}
+    framework = next((name for name, marks in marked.items() if all(mark in content for mark in marks)), None)
+    if framework is None:
+        return None
+    flat = dict(_flatten(content)) | {f"#{key}": value for key, value in _SCRIPT.findall(said.text)}
     flat |= {key.replace("trioflow.", "#", 1): value for key, value in flat.items() if key.startswith("trioflow.")}
     if framework == NEMO:
-        return read_megatron(_from_bridge(flat, file), file, "model")
+        return megatron.read_megatron(_from_bridge(flat, file), file, "model")
     known: dict[str, Any] = {}
     for one in list_keys(framework):
         names = one.key.split(" ")
@@ -258,7 +257,7 @@ def read_launch(content: Mapping[str, Any], text: str, file: str, models: Mappin
                 if not _WHOLE.fullmatch(str(value)):
                     raise InputError(f"{value!r:.40} is no whole number", file=file, place=one.key)
                 known[one.field] = int(value)
-    model = models.get(str(known.get("name")))
+    model = published_models().get(str(known.get("name")))
     if model is None:
         raise InputError(
             f"the file names no known model: {known.get('name', 'none')}",
@@ -349,15 +348,15 @@ def list_lost(asked: Configuration, plan: Plan, read: Configuration) -> list[str
     ]
 
 
-def express(
-    framework: str, asked: Configuration, plan: Plan, model: str, parse: Callable[[str, str], Configuration]
-) -> tuple[str, str]:
-    """Return a framework's file for a run, and why there is none (one of both is empty); ``parse`` reads text of a file."""
+def express(framework: str, asked: Configuration, plan: Plan, model: str) -> tuple[str, str]:
+    """Return a framework's file for a run, and why there is none (one of both is empty)."""
     if any(one.field == "name" and one.words and one.write(model) is None for one in list_keys(framework)):
         return "", f"it has no {model}"
     text = write_launch(framework, describe_launch(asked, plan, model))
+    read = megatron.read_file if framework == MEGATRON else read_file
     try:
-        lost = list_lost(asked, plan, parse(text, FRAMEWORKS[framework].file))
+        written = read(open_configuration(text, FRAMEWORKS[framework].file))
+        lost = list_lost(asked, plan, written) if written else ["everything"]
     except InputError as error:
         return "", error.problem
     return ("", ", ".join(lost)) if lost else (text, "")

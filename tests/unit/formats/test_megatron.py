@@ -6,7 +6,8 @@ import pytest
 import yaml
 from trioflow.base.errors import InputError
 from trioflow.cli.main import main
-from trioflow.trace.language.megatron import (
+from trioflow.formats.fields import Fields
+from trioflow.formats.megatron import (
     ASSUMED,
     FOLLOWED,
     REFUSED,
@@ -15,7 +16,6 @@ from trioflow.trace.language.megatron import (
     parse_arguments,
     read_megatron,
 )
-from trioflow.trace.language.sizes import Fields
 
 SIZES = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --vocab-size 99"

@@ -5,7 +5,7 @@ from fuzz import count_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trioflow.base.errors import InputError
-from trioflow.trace.language.read import known_families, read_huggingface
+from trioflow.formats.huggingface import known_families, read_huggingface
 
 pytest.importorskip("transformers", reason="the models come from transformers")
 

@@ -14,13 +14,15 @@ from typing import Any
 from trioflow.base.errors import InputError
 from trioflow.base.precision_recipes import choose_recipe
 from trioflow.base.provenance import read_own_table
+from trioflow.formats.fields import Fields
+from trioflow.trace.language.read import TEXT
 from trioflow.trace.language.sizes import (
     CUDNN,
     FLASH,
     FUSED,
     LAYERS,
     Configuration,
-    Fields,
+    ConfigurationFile,
     LanguageModel,
     LanguageStep,
 )
@@ -40,6 +42,14 @@ _LONGEST = 1 << 16
 _UNSET = "false|none|0|"
 FOLLOWED, REFUSED, ASSUMED, CONTRADICTED = "followed", "refused", "assumed", "contradicted"
 """Classes of an argument, beside none, and of several together."""
+_SECTION = "MODEL_ARGS"
+"""Section of Megatron-LM's ``model_config.yaml``."""
+_LAYERS = {
+    f"{dashes}{name}"
+    for dashes in ("--", "")
+    for name in ("num-layers", "num_layers", "encoder-num-layers", "encoder_num_layers")
+}
+"""Arguments of which Megatron-LM needs one."""
 _TERM = re.compile(r"(!?)([\w-]+)(?:(!=|[=<>%])(2\*)?([\w.-]+))?")
 """Of what Megatron-LM refuses: an argument that is set, or its value beside a number, a word or another argument."""
 
@@ -47,7 +57,7 @@ _TERM = re.compile(r"(!?)([\w-]+)(?:(!=|[=<>%])(2\*)?([\w.-]+))?")
 @cache
 def known_arguments() -> dict[str, dict[str, str]]:
     """Return what each argument is to a prediction, by its name or a pattern, names first: rows of ``arguments.tsv``."""
-    return {row["argument"]: row for row in read_own_table("trace/language/megatron/arguments")}
+    return {row["argument"]: row for row in read_own_table("formats/megatron/arguments")}
 
 
 def find_argument(name: str) -> dict[str, str] | None:
@@ -81,6 +91,20 @@ def parse_arguments(text: str, file: str) -> dict[str, Any]:
         else:
             name = ""
     return found
+
+
+def read_file(said: ConfigurationFile) -> Configuration | None:
+    """Return the run of a command line, or of a YAML of arguments; None for another file.
+
+    Raises InputError as `read_megatron`, or where a text is no such command line.
+    """
+    is_text = said.file.endswith(TEXT)
+    arguments = parse_arguments(said.text, said.file) if is_text else said.content.get(_SECTION, said.content)
+    if isinstance(arguments, Mapping) and _LAYERS & set(arguments):
+        return read_megatron(arguments, said.file, said.name)
+    if is_text:
+        raise InputError("no command line of Megatron-LM: --num-layers is missing", file=said.file)
+    return None
 
 
 def read_megatron(arguments: Mapping[str, Any], file: str, name: str) -> Configuration:
@@ -159,7 +183,7 @@ def _sort_arguments(found: Fields) -> list[str]:
         argument = f"--{name}" if value is True else f"--{name} {shown:.40}"
         assumed.setdefault(row["says"], []).append(argument)
     notes = [f"not followed: {', '.join(names)} ({says})" for says, names in assumed.items()]
-    for row in read_own_table("trace/language/megatron/together"):
+    for row in read_own_table("formats/megatron/together"):
         if all(_holds(term, values) for term in row["when"].split()):
             if row["class"] != ASSUMED:
                 why = ": Megatron-LM refuses it" if row["class"] == CONTRADICTED else ""

@@ -1,0 +1,250 @@
+"""Language models by transformers' ``config.json``, read as transformers reads it."""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import read_own_records
+from trioflow.formats.fields import Fields, note_unknown
+from trioflow.trace.language.sizes import Configuration, ConfigurationFile, LanguageModel, Network
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "squared_relu",
+}
+HARMLESS = frozenset(
+    {
+        "model_type",
+        "torch_dtype",
+        "dtype",
+        "transformers_version",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "initializer_range",
+        "rms_norm_eps",
+        "layer_norm_epsilon",
+        "use_cache",
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+        "max_position_embeddings",
+        "partial_rotary_factor",
+        "original_max_position_embeddings",
+        "pretraining_tp",
+        "_name_or_path",
+        "name_or_path",
+        "max_window_layers",
+        "n_ctx",
+        "embd_pdrop",
+        "summary_activation",
+        "hidden_activation",
+        "is_encoder_decoder",
+        "summary_first_dropout",
+        "summary_proj_to_labels",
+        "summary_type",
+        "summary_use_proj",
+        "task_specific_params",
+        "scale_attn_weights",
+        "_attn_implementation",
+        "id2label",
+        "label2id",
+        "router_aux_loss_coef",
+        "output_router_logits",
+        "router_jitter_noise",
+        "norm_topk_prob",
+        "unsloth_version",
+        "output_past",
+        "return_dict",
+        "n_group",
+        "topk_group",
+        "topk_method",
+        "scoring_func",
+        "routed_scaling_factor",
+        "seq_aux",
+        "aux_loss_alpha",
+        "ep_size",
+        "auto_map",
+        "qk_head_dim",
+        "rope_interleave",
+        "swiglu_limit",
+        "swiglu_alpha",
+        "initial_context_length",
+        "experts_per_token",
+        "head_dim",
+        "num_key_value_heads",
+    }
+)
+"""Fields that change no operator of a training step."""
+_OTHER_NETWORKS = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "q_lora_rank",
+    "kv_lora_rank",
+)
+"""Fields that a family without them has no use for, and that stand in files of others than it."""
+_TRAITS = ("null", "refused", "built", "aliases", "experts", "width", "divides", "ungrouped", "windowed")
+"""What a family's record has beside the defaults of fields."""
+_WINDOWED, _WHOLE = "sliding_attention", "full_attention"
+_QUANTIZED = {"none": "", "fp8": "fp8", "mxfp4": "mxfp4"}
+"""Formats in which weights are handed out that are trained in another one."""
+
+
+@cache
+def known_families() -> dict[str, dict[str, Any]]:
+    """Return what a configuration's fields stand for where it leaves them out, and what code settles, by ``model_type``."""
+    return read_own_records("formats/huggingface")
+
+
+def read_huggingface(content: Mapping[str, Any], file: str, name: str) -> Configuration:
+    """Return the model of a ``config.json``'s ``content``, to be called ``name``.
+
+    Its ``model_type`` is one of `known_families`. Raises InputError when a size is missing, or a field makes it another
+    network (blocks without experts in between, other attention).
+    """
+    kind = str(content.get("model_type", ""))
+    family = known_families()[kind]
+    defaults = {field: value for field, value in family.items() if field not in _TRAITS}
+    own, refused = {*defaults, *family.get("null", ())}, family.get("refused", {})
+    foreign = {n for one in known_families().values() for n in (*one, *one.get("null", ()))} - own
+    aliases = family.get("aliases", {})
+    raw = Fields(content, file)
+    for field in content:
+        if aliases.get(field) in content and content[field] != content[aliases[field]]:
+            raise InputError(f"{field} and {aliases[field]} are one size, and differ", file=file)
+        if field in refused or (field in _OTHER_NETWORKS and aliases.get(field, field) in foreign):
+            other = f"experts and latent attention of a {kind} are not built"
+            raw.refuse((field,), refused.get(field, other))
+    given = {aliases.get(field, field): value for field, value in content.items()}
+    found = Fields({**defaults, **{n: v for n, v in given.items() if n not in foreign}}, file)
+    found.taken |= {*own, *refused}
+    notes = note_unknown(found.list_unknown(HARMLESS))
+    model = _read_family(found, name, family, notes)
+    quantized = found.take("quantization_config")
+    stated = Fields(quantized if isinstance(quantized, Mapping) else {}, file)
+    if method := stated.word("quant_method", _QUANTIZED, "none"):
+        notes.append(f"weights are in the format of --precision, not in {method} as in the file")
+    head = str(found.take("architectures") or "LMHead")
+    if not any(word in head for word in ("ForCausalLM", "LMHead")):
+        notes.append(f"the head scores all words, as a causal language model's, not as {head:.60}")
+    left = [f"{n} {v}" for n, v in defaults.items() if n not in given and type(v) is int]
+    if left:
+        notes.append(f"left out, so as transformers has it for {kind}: {', '.join(left)}")
+    longest = found.size("max_position_embeddings") if found.take("max_position_embeddings") else 0
+    return Configuration(model.check(file), notes=tuple(notes), max_positions=longest)
+
+
+def _read_family(found: Fields, name: str, family: Mapping[str, Any], notes: list[str]) -> LanguageModel:
+    hidden, heads = found.size("hidden_size"), found.size("num_attention_heads")
+    layers, built = found.size("num_hidden_layers"), dict(family.get("built", {}))
+    if family.get("divides") and hidden % heads:
+        raise InputError(
+            f"{heads} attention heads do not divide hidden_size {hidden}: transformers refuses it",
+            file=found.file,
+            place="num_attention_heads",
+        )
+    each, learned = max(hidden // heads, 1), built.get("positions") == "learned"
+    grouped = not family.get("ungrouped")
+    if "attention_bias" in family and found.flag("attention_bias"):
+        built |= {"query_bias": True, "output_bias": True}
+    if "mlp_bias" in family:
+        built["feed_forward_bias"] = found.flag("mlp_bias")
+    more = _read_window(found, family, layers, notes) | _read_experts(found, family)
+    if "kv_lora_rank" in family:
+        sizes = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank", "q_lora_rank")
+        more |= found.read_latent(*sizes)
+    values: dict[str, Any] = {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": found.size("num_key_value_heads", heads) if grouped else heads,
+        "head_size": found.size("head_dim", each) if grouped else each,
+        "feed_forward": found.size(family.get("width", "intermediate_size"), 4 * hidden if learned else None),
+        "vocabulary": found.size("vocab_size"),
+        "longest": found.size("max_position_embeddings") if learned else 0,
+        "activation": found.word("hidden_act", ACTIVATIONS, "silu"),
+        "tied": found.flag("tie_word_embeddings"),
+        "dropout": found.share("resid_pdrop", 0.0),
+        "attention_dropout": found.share("attention_dropout", 0.0),
+    }
+    return LanguageModel(name=name, **values | built | more)
+
+
+def _read_experts(found: Fields, family: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sizes of experts and of the first blocks without them; InputError where others have none."""
+    if "experts" not in family:
+        return {}
+    alone = found.take("mlp_only_layers") or []
+    if not isinstance(alone, list) or alone != list(range(len(alone))):
+        raise InputError(
+            f"mlp_only_layers {alone!r:.40}: blocks without experts are built as the first ones alone",
+            file=found.file,
+            place="mlp_only_layers",
+        )
+    named = found.take("first_k_dense_replace")
+    first = found.size("first_k_dense_replace") if named else len(alone)
+    shared = found.size("n_shared_experts") if found.take("n_shared_experts") else 0
+    return {
+        "experts": found.size(family["experts"]),
+        "experts_per_token": found.size("num_experts_per_tok"),
+        "shared_feed_forward": shared * found.size(family["width"]),
+        "dense_layers": first,
+        "dense_feed_forward": found.size("intermediate_size") if first else 0,
+    }
+
+
+def _read_window(found: Fields, family: Mapping[str, Any], layers: int, notes: list[str]) -> dict[str, Any]:
+    """Return the window of every other block; windows of other blocks are not followed, and said.
+
+    Raises InputError for blocks that attend in another way.
+    """
+    usual = family.get("windowed", "")
+    off = "use_sliding_window" in family and not found.flag("use_sliding_window")
+    kinds = found.take("layer_types") or [
+        _WINDOWED
+        if usual == "all" or (i % 2 == 0 if usual == "even" else i >= found.size("max_window_layers"))
+        else _WHOLE
+        for i in range(layers if usual else 0)
+    ]
+    if not isinstance(kinds, list) or {*map(str, kinds)} - {_WINDOWED, _WHOLE} or (usual and len(kinds) != layers):
+        raise InputError(
+            f"{kinds!r:.60} are not {layers} of {_WINDOWED} and {_WHOLE}, which alone are built",
+            file=found.file,
+            place="layer_types",
+            fix="capture the model: module:function",
+        )
+    if off or _WINDOWED not in kinds or (usual != "even" and not found.take("sliding_window")):
+        return {}
+    window = found.size("sliding_window")
+    if kinds == [_WHOLE if i % 2 else _WINDOWED for i in range(layers)]:
+        return {"window": window}
+    notes.append(
+        f"attention's sliding_window of {window} tokens, in {kinds.count(_WINDOWED)} of {layers} blocks, is not followed:"
+        " all are read"
+    )
+    return {}
+
+
+def read_file(said: ConfigurationFile) -> Configuration | Network | None:
+    """Return the model of a ``config.json``, or the network that is no decoder built here; None for another file.
+
+    Raises InputError as `read_huggingface`.
+    """
+    kind = str(said.content.get("model_type", said.content.get("_class_name", "")))
+    if kind in known_families() and said.content.get("is_encoder_decoder") is not True:
+        return read_huggingface(said.content, said.file, said.name)
+    if not kind or not said.file.endswith(".json"):
+        return None
+    return Network(said.name, kind, json.dumps(said.content, sort_keys=True), said.file)
