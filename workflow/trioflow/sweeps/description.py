@@ -1,6 +1,6 @@
 """The description of a sweep, ``config/sweeps/<name>.yaml``: read, checked, and spelled out.
 
-Scenarios as columns: a hundred thousand spelled out, told apart and sorted in a fraction of a second.
+Scenarios as columns of a frame: a hundred thousand spelled out, told apart and sorted in a fraction of a second.
 
 The parameters of a scenario: their names, limits, defaults and meanings, and the plan they give.
 """
@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
@@ -191,132 +191,79 @@ def resolve_batch(values: Values, plan: Plan, traced_batch: int) -> int:
     return int(values["batch"] or (values["samples"] or traced_batch) * plan.data)
 
 
-Codes = NDArray[np.int32]
-
-
 class Scenarios(Sequence[dict[str, Any]]):
-    """A value for every parameter of each scenario: which of its ``levels``, ``codes`` say [scenarios, parameters]."""
+    """A value for every parameter of each scenario: categories in ascending order, a column of ``frame`` a parameter."""
 
-    def __init__(self, levels: Sequence[Sequence[Any]], codes: Codes) -> None:
-        self.levels, self.codes = levels, codes
+    def __init__(self, frame: pd.DataFrame) -> None:
+        self.frame = frame
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]]) -> Scenarios:
         """Return scenarios of given values, what is left out with its default; each different one once."""
-        given = list(rows)
-        block = Block(len(given))
-        block.set_rows(given)
-        return join_blocks([block])
+        return join_parts([pd.DataFrame(list(rows), dtype=object)])
 
     def __len__(self) -> int:
-        return len(self.codes)
+        return len(self.frame)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.frame.to_dict("records"))  # type: ignore[arg-type]  # columns have names
 
     def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return Scenarios(self.levels, self.codes[place])
-        codes = self.codes[place].tolist()
-        return {name: values[code] for name, values, code in zip(PARAMETERS, self.levels, codes, strict=True)}
+        """Return a scenario, or those of a slice or of a list of places."""
+        if isinstance(place, slice | list):
+            return Scenarios(self.frame.iloc[place])
+        return next(iter(self[[int(place)]]))
 
-    def column(self, name: str) -> Codes:
-        """Return which value of a parameter each scenario has."""
-        return self.codes[:, _PLACES[name]]
+    def different(self, name: str) -> list[Any]:
+        """Return the values of a parameter, each once, in ascending order."""
+        return self.frame[name].cat.remove_unused_categories().cat.categories.tolist()
 
-    def different(self, name: str, numbers: Sequence[int]) -> list[Any]:
-        """Return the values of a parameter among some scenarios, in the order of `levels`."""
-        values = self.levels[_PLACES[name]]
-        return [values[code] for code in np.unique(self.column(name)[list(numbers)])]
+    def list_columns(self) -> dict[str, list[Any]]:
+        """Return the values of each parameter by scenario; one value where all share it."""
+        return {str(name): column[: None if _varies(column) else 1].tolist() for name, column in self.frame.items()}
 
-    def list_columns(self, numbers: Sequence[int]) -> dict[str, list[Any]]:
-        """Return the values of each parameter in some scenarios; one value where all share it."""
-        codes = self.codes[list(numbers)]
-        shared = (codes == codes[:1]).all(axis=0)
-        return {
-            name: [values[code] for code in column[: 1 if same else None].tolist()]
-            for name, values, column, same in zip(PARAMETERS, self.levels, codes.T, shared, strict=True)
-        }
-
-    def rank(self, names: Sequence[str]) -> list[Codes]:
+    def rank(self, names: Sequence[str]) -> list[Any]:
         """Return the rank of each scenario's value among its parameter's sorted values [scenarios]; shared ones are left out."""
-        ranks = []
-        for name in names:
-            values = self.levels[_PLACES[name]]
-            if len(values) > 1:
-                order = sorted(range(len(values)), key=values.__getitem__)
-                ranks.append(np.argsort(order).astype(np.int32)[self.column(name)])
-        return ranks
+        return [self.frame[name].cat.codes.to_numpy() for name in names if _varies(self.frame[name])]
 
 
-_PLACES = {name: place for place, name in enumerate(PARAMETERS)}
+def _varies(column: pd.Series) -> bool:
+    codes = column.cat.codes.to_numpy()
+    return bool((codes != codes[:1]).any())
 
 
-class Block:
-    """Scenarios of one part of a description: values of the parameters that it gives, by scenario."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.given: dict[str, tuple[list[Any], Codes]] = {}
-
-    def set_axes(self, axes: Mapping[str, Sequence[Any]]) -> None:
-        """Combine values, each with each, the last parameter's changing fastest."""
-        shape = [len(values) for values in axes.values()]
-        for place, (name, values) in enumerate(axes.items()):
-            each = np.arange(len(values), dtype=np.int32)
-            inner = int(np.prod(shape[place + 1 :], dtype=np.int64))
-            outer = int(np.prod(shape[:place], dtype=np.int64))
-            self.given[name] = list(values), np.tile(np.repeat(each, inner), outer)
-
-    def set_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Take scenarios one by one."""
-        levels: dict[str, dict[Any, int]] = {}
-        for number, row in enumerate(rows):
-            for name, value in row.items():
-                if name not in self.given:
-                    self.given[name] = [], np.full(self.count, -1, dtype=np.int32)
-                    levels[name] = {}
-                known = levels[name]
-                self.given[name][1][number] = known.setdefault(value, len(known))
-        for name, known in levels.items():
-            self.given[name] = list(known), self.given[name][1]
-
-    def first_places(self, name: str) -> list[tuple[Any, int]]:
-        """Return the values of a parameter, None where it is left out, and which scenario has each first."""
-        if not self.count:
-            return []
-        values, codes = self.given.get(name, ([], np.full(1, -1, dtype=np.int32)))
-        found, places = np.unique(codes, return_index=True)
-        told = zip([None if code < 0 else values[code] for code in found], places, strict=True)
-        return sorted(((value, int(place)) for value, place in told), key=lambda pair: pair[1])
+def combine_axes(axes: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
+    """Return the values of parameters, each with each, the last parameter's changing fastest."""
+    shape = [len(values) for values in axes.values()]
+    places = np.indices(shape).reshape(len(shape), math.prod(shape))
+    columns = zip(axes.items(), places, strict=True)
+    return pd.DataFrame(
+        {name: np.array(values, dtype=object)[place] for (name, values), place in columns},
+        index=range(math.prod(shape)),
+        dtype=object,
+    )
 
 
-def join_blocks(blocks: Sequence[Block]) -> Scenarios:
-    """Return the scenarios of all blocks, each once, where it first stands; the seed of one that draws nothing is 0."""
-    total = sum(block.count for block in blocks)
-    codes = np.zeros((total, len(PARAMETERS)), dtype=np.int32)
-    columns: list[list[Any]] = []
-    for place, name in enumerate(PARAMETERS):
-        levels: dict[Any, int] = {}
-        first = 0
-        for block in blocks:
-            values, own = block.given.get(name, ([], None))
-            # The last entry, which -1 names, is what a scenario has that gives none.
-            known = [fill_value(name, value) for value in (*values, None)]
-            if own is not None and block.count and own.min() >= 0:
-                known.pop()
-            numbers = np.array([levels.setdefault(v, len(levels)) for v in known], dtype=np.int32)
-            codes[first : first + block.count, place] = numbers[-1] if own is None else numbers[own]
-            first += block.count
-        columns.append(list(levels))
-    spread, seed = _PLACES["rank_spread"], _PLACES["seed"]
-    still = np.array([not value for value in columns[spread]])[codes[:, spread]]
-    if still.any():
-        if 0 not in columns[seed]:
-            columns[seed].append(0)
-        codes[still, seed] = columns[seed].index(0)
-    varied = [place for place, values in enumerate(columns) if len(values) > 1]
-    if not varied:
-        return Scenarios(columns, codes[:1])
-    _, first_places = np.unique(codes[:, varied], axis=0, return_index=True)
-    return Scenarios(columns, codes[np.sort(first_places)])
+def join_parts(parts: Sequence[pd.DataFrame]) -> Scenarios:
+    """Return the scenarios of all parts, each once, where it first stands; the seed of one that draws nothing is 0.
+
+    A part has a column for each parameter that it gives, of values or None.
+    """
+    joined = pd.concat(parts, ignore_index=True)
+    given = [name for name in PARAMETERS if name in joined]
+    frame = pd.DataFrame({name: _order_values(name, joined.get(name), len(joined)) for name in PARAMETERS})
+    frame.loc[frame["rank_spread"] == 0, "seed"] = 0
+    return Scenarios(frame.drop_duplicates(given or None, ignore_index=True))
+
+
+def _order_values(name: str, column: pd.Series | None, count: int) -> pd.Categorical:
+    """Return the values of a parameter in scenarios, its default where they have none, among all in ascending order."""
+    codes, values = (np.full(count, -1), ()) if column is None else pd.factorize(column)
+    # The last value, which -1 names, is what a scenario has that gives none.
+    known = [fill_value(name, value) for value in (*values, None)]
+    levels = sorted(set(known))
+    places = np.array([levels.index(value) for value in known])
+    return pd.Categorical.from_codes(places[codes], pd.Index(levels, dtype=object))
 
 
 MOST_SCENARIOS = 1_000_000
@@ -433,12 +380,12 @@ def load_sweep(path: str | Path) -> Sweep:
         "trace": {*settings["traces"], *shipped_traces(), *language_models().published_models()},
         "platform": {*settings["platforms"], *list_platforms(), THIS_MACHINE},
     }
-    blocks = []
-    for block, places in _spell_out(settings, file):
+    parts = []
+    for part, places in _spell_out(settings, file):
         for name, names in known.items():
-            _check_names(block, name, names, file, places)
-        blocks.append(block)
-    scenarios = join_blocks(blocks)
+            _check_names(part, name, names, file, places)
+        parts.append(part)
+    scenarios = join_parts(parts)
     if not len(scenarios):
         raise InputError("no scenarios", file=file, fix="give a grid, a list or a table")
     return Sweep(
@@ -459,25 +406,22 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     return content
 
 
-def _spell_out(settings: Mapping[str, Any], file: Path) -> Iterator[tuple[Block, Callable[[int], str]]]:
+def _spell_out(settings: Mapping[str, Any], file: Path) -> Iterator[tuple[pd.DataFrame, Callable[[int], str]]]:
     """Yield the parts of a description, each with the place at which a scenario of it stands."""
     common = settings["defaults"]
     room = MOST_SCENARIOS
     for number, axes in enumerate(settings["grid"]):
         values = {name: [value] for name, value in common.items()} | axes
-        block = Block(math.prod(len(given) for given in values.values()))
-        room -= block.count
+        room -= math.prod(len(given) for given in values.values())
         _check_room(room, file, f"grid.{number}")
-        block.set_axes({name: values[name] for name in PARAMETERS if name in values})
-        yield block, partial("grid.{}".format, number)
+        chosen = {name: values[name] for name in PARAMETERS if name in values}
+        yield combine_axes(chosen), partial("grid.{}".format, number)
     rows = [({**common, **row}, f"list.{number}") for number, row in enumerate(settings["list"])]
     if settings["table"]:
         table = Path(settings["table"])
         rows += [({**common, **row}, place) for place, row in _read_table(table, file)]
     _check_room(room - len(rows), file, rows[-1][1] if rows else "")
-    block = Block(len(rows))
-    block.set_rows([row for row, _ in rows])
-    yield block, lambda place: rows[place][1]
+    yield pd.DataFrame([row for row, _ in rows], dtype=object), lambda place: rows[place][1]
 
 
 def _check_room(room: int, file: Path, place: str) -> None:
@@ -490,13 +434,14 @@ def _check_room(room: int, file: Path, place: str) -> None:
         )
 
 
-def _check_names(block: Block, name: str, names: set[str], file: Path, places: Callable[[int], str]) -> None:
+def _check_names(part: pd.DataFrame, name: str, names: set[str], file: Path, places: Callable[[int], str]) -> None:
     """Refuse a scenario without trace or platform, or with one that nobody knows."""
-    for value, number in block.first_places(name):
+    for number, given in part.reindex(columns=[name])[name].drop_duplicates().items():
+        value = given if isinstance(given, str) else None
         if value not in names and not (name == "trace" and value and is_model(value)):
             problem = f"unknown {name} {value!r}" if value else f"the {name} is missing"
             fix = suggest_name(value, sorted(names)) if value else f"name one of {', '.join(sorted(names))}"
-            raise InputError(problem, file=file, place=f"{places(number)}.{name}", fix=fix)
+            raise InputError(problem, file=file, place=f"{places(cast(int, number))}.{name}", fix=fix)
 
 
 def _read_table(table: Path, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -307,8 +307,8 @@ def _predict_chunk(sweep: Sweep, chunk: Chunk) -> pd.DataFrame:
     rows = []
     count = len(chunk.numbers)
     print(f"sweep {sweep.name}, chunk {chunk.digest}: {count} scenarios", flush=True)
-    for place, number in enumerate(chunk.numbers):
-        rows.append(workshop.predict(place, sweep.scenarios[number]))
+    for place, values in enumerate(sweep.scenarios[list(chunk.numbers)]):
+        rows.append(workshop.predict(place, values))
         now_s = time.monotonic()
         if now_s - reported_s >= _REPORT_EVERY_S or place + 1 == count:
             reported_s = now_s
@@ -433,12 +433,12 @@ def find_chunk(sweep: Sweep, digest: str, size: int = 0) -> Chunk:
 
 def list_chunk_files(sweep: Sweep, numbers: Sequence[int]) -> list[str]:
     """Return the files that some scenarios need, those that ship apart."""
-    used = sweep.scenarios.different
-    traces = sorted({*used("trace", numbers)} & set(sweep.traces))
+    used = sweep.scenarios[list(numbers)].different
+    traces = sorted({*used("trace")} & set(sweep.traces))
     files = [part for name in traces for path in sweep.traces[name] for part in _list_parts(path)]
-    platforms = sorted({*used("platform", numbers)} & set(sweep.platforms))
+    platforms = sorted({*used("platform")} & set(sweep.platforms))
     files += [sweep.platforms[name] for name in platforms]
-    return [*files, *sorted({*used("override", numbers)} - {""})]
+    return [*files, *sorted({*used("override")} - {""})]
 
 
 def list_sweep_files(description: str | Path) -> list[str]:
@@ -456,7 +456,7 @@ def _list_parts(trace: str) -> list[str]:
 
 
 def _digest_chunk(sweep: Sweep, numbers: Sequence[int]) -> str:
-    used = sweep.scenarios.list_columns(numbers)
+    used = sweep.scenarios[list(numbers)].list_columns()
     files = {
         "traces": {name: sweep.traces.get(name) for name in used["trace"]},
         "platforms": {name: sweep.platforms.get(name) for name in used["platform"]},
