@@ -39,6 +39,7 @@ MOST_PANELS = 6
 """Further traces and platforms are left to the table."""
 _COLUMNS = 2
 DRAWN = (
+    "scenario",
     "trace",
     "platform",
     "status",
@@ -256,9 +257,11 @@ def _draw_points(rows: pd.DataFrame, column: str, label: str, kind: str) -> Any:
     figure.y_range.start, figure.y_range.end = 0, 1.05 * float(rows["each"].max())
     times = rows["step_time_s"].map(format_time)
     source = {"x": rows[column].astype(float), "y": rows["each"], "plan": rows["plan_text"], "step": times}
-    source["colour"] = rows["kind"].map(KINDS)
+    source |= {"colour": rows["kind"].map(KINDS), "scenario": rows["scenario"]}
     points = figure.scatter("x", "y", size=8, color="colour", alpha=0.7, source=source)
-    charts.add_hover(figure, points, plan="@plan", step="@step", **{label.partition(" [")[0]: "@x{0.[0]}"})
+    charts.add_hover(
+        figure, points, scenario="@scenario", plan="@plan", step="@step", **{label.partition(" [")[0]: "@x{0.[0]}"}
+    )
     return figure
 
 
