@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -144,14 +144,7 @@ def median_points(samples: pd.DataFrame) -> pd.DataFrame:
     there is no sample.
     """
     key = ["collective", "ranks", "nodes", "library", "dataset", "message_bytes"]
-    missing = [name for name in (*key, "time_ns") if name not in samples.columns]
-    if missing:
-        raise TableError(f"collective samples have no column {', '.join(missing)}")
-    unknown = sorted(set(samples["collective"].unique()) - set(COLLECTIVES))
-    if unknown:
-        raise TableError(f"unknown collective {unknown[0]!r}", fix=f"use one of {', '.join(COLLECTIVES)}")
-    if samples.empty:
-        raise InputError("no collective sample to fit", fix="measure at least one collective")
+    _check_samples(samples, [*key, "time_ns"])
     times = samples.groupby(key, sort=True)["time_ns"]
     points = times.median().rename("time_s").to_frame() / NS_PER_S
     return points.assign(rounds=times.size()).reset_index()
@@ -205,8 +198,6 @@ def _fit_corners(sizes: Floats, times: Floats, corners: Floats) -> Floats:
 
 def make_curves(points: pd.DataFrame) -> dict[Key, Curve]:
     """Return a monotone curve for every key; InputError where two libraries or datasets measured the same."""
-    from scipy.optimize import isotonic_regression
-
     curves = {}
     for key, rows in each_curve(points):
         sources = sorted(set(zip(rows["library"].tolist(), rows["dataset"].tolist(), strict=True)))
@@ -218,15 +209,8 @@ def make_curves(points: pd.DataFrame) -> dict[Key, Curve]:
             )
         times = rows["time_s"].to_numpy(np.float64)
         if np.any(np.diff(times) < 0):
-            pooled = np.exp(isotonic_regression(np.log(times)).x)
-            times = np.array([rounded(value) for value in pooled])
-        curves[key] = Curve(
-            rows["message_bytes"].to_numpy(np.float64),
-            np.asarray(times, np.float64),
-            str(rows["library"].iloc[0]),
-            str(rows["dataset"].iloc[0]),
-            int(rows["rounds"].sum()),
-        )
+            times = np.array([rounded(value) for value in _monotone(times)])
+        curves[key] = Curve(rows["message_bytes"].to_numpy(np.float64), times, *sources[0], int(rows["rounds"].sum()))
     return curves
 
 
@@ -244,7 +228,13 @@ def fit_collective_model(samples: pd.DataFrame) -> CollectiveCostModel:
     beta x bytes is for comparison only. Raises TableError when a column is missing or a value out
     of range, InputError when there is no sample, or platforms or libraries are mixed.
     """
-    _check_samples(samples)
+    _check_samples(samples, COLLECTIVE_SAMPLES.names)
+    for name in ("platform", "library"):
+        found = sorted(samples[name].astype(str).unique())
+        if len(found) > 1:
+            raise InputError(
+                f"samples of several values of {name} in one fit: {', '.join(found)}", fix="fit a model for each"
+            )
     curves: dict[tuple[str, int], MessageCurve] = {}
     for key, rows in samples.groupby(["collective", "ranks"], sort=True):
         collective, ranks = cast(tuple[str, int], key)
@@ -276,30 +266,20 @@ def _known(curve: MessageCurve, method: str) -> Floats:
     return np.array([error for error in curve.left_out_errors[method] if error is not None], np.float64)
 
 
-def _check_samples(samples: pd.DataFrame) -> None:
-    missing = [name for name in COLLECTIVE_SAMPLES.names if name not in samples.columns]
+def _check_samples(samples: pd.DataFrame, columns: Sequence[str]) -> None:
+    """Refuse samples without a column or a row, of unknown collectives, or with numbers that mean nothing."""
+    missing = [name for name in columns if name not in samples.columns]
     if missing:
         raise TableError(f"collective samples have no column {', '.join(missing)}")
     if samples.empty:
         raise InputError("no collective sample to fit", fix="measure at least one collective")
-    for name in ("platform", "library"):
-        found = sorted(samples[name].astype(str).unique())
-        if len(found) > 1:
-            raise InputError(
-                f"samples of several values of {name} in one fit: {', '.join(found)}", fix="fit a model for each"
-            )
-    for row, (collective, ranks, size, time_ns) in enumerate(
-        samples[["collective", "ranks", "message_bytes", "time_ns"]].itertuples(index=False)
-    ):
-        if collective not in COLLECTIVES:
-            raise TableError(
-                f"unknown collective {collective!r}",
-                place=f"row {row}, column collective",
-                fix=f"use one of {', '.join(COLLECTIVES)}",
-            )
-        for name, value, least in (("ranks", ranks, 2), ("message_bytes", size, 0), ("time_ns", time_ns, 1)):
-            if not value >= least:
-                raise TableError(f"{value} is below {least}", place=f"row {row}, column {name}")
+    rows = samples.reset_index(drop=True)
+    for row in rows.index[~rows["collective"].isin(COLLECTIVES)]:
+        problem, fix = f"unknown collective {rows['collective'][row]!r}", f"use one of {', '.join(COLLECTIVES)}"
+        raise TableError(problem, place=f"row {row}, column collective", fix=fix)
+    for name, least in (("ranks", 2), ("message_bytes", 0), ("time_ns", 1)):
+        for row in rows.index[~(rows[name] >= least)]:
+            raise TableError(f"{rows[name][row]} is below {least}", place=f"row {row}, column {name}")
 
 
 def fit_one_bandwidth(points: pd.DataFrame) -> OneBandwidth:
@@ -393,34 +373,13 @@ def conformal_band(residuals: Floats) -> Interval:
     return Interval(max(min(low, 0.0), -_WIDEST_LOG), min(max(high, 0.0), _WIDEST_LOG), count)
 
 
-class _Residuals:
-    """Held-out residuals by way to predict, situation and size."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, dict[BandKey, list[float]]] = {}
-
-    def note(
-        self,
-        name: str,
-        situation: str,
-        place: str,
-        rows: pd.DataFrame,
-        predicted_s: Floats,
-        doublings: Floats | float = 1.0,
-    ) -> None:
-        """Keep logarithms of measured over predicted times, for one doubling of the distance."""
-        logs = np.log(rows["time_s"].to_numpy(np.float64) / predicted_s) / doublings
-        kept = self.found.setdefault(name, {})
-        for size, value in zip(rows["message_bytes"], logs, strict=True):
-            kept.setdefault((situation, place, size_class(float(size))), []).append(float(value))
-
-    def predict(
-        self, ways: Ways, key: Key, situation: str, rows: pd.DataFrame, doublings: Floats | float = 1.0
-    ) -> None:
-        """Predict rows in every way and keep the residuals."""
-        sizes = rows["message_bytes"].to_numpy(np.float64)
-        for name, way in ways.items():
-            self.note(name, situation, place(key[2]), rows, way.predict(key, sizes), doublings)
+def _residuals(
+    name: str, situation: str, place: str, rows: pd.DataFrame, predicted_s: Floats, doublings: Floats | float = 1.0
+) -> pd.DataFrame:
+    """Return logarithms of measured over predicted times, for one doubling of the distance, with what they are of."""
+    logs = np.log(rows["time_s"].to_numpy(np.float64) / predicted_s) / doublings
+    sizes = [size_class(size) for size in rows["message_bytes"].tolist()]
+    return pd.DataFrame({"name": name, "situation": situation, "place": place, "sizes": sizes, "log": logs})
 
 
 def fit_bands(
@@ -430,9 +389,8 @@ def fit_bands(
 
     At a measured message the samples' repeats give the band.
     """
-    residuals, wanted = _Residuals(), set(situations)
-    if AT in wanted:
-        _leave_repeats(samples, list(names), residuals)
+    wanted = set(situations)
+    found = list(_leave_repeats(samples, list(names)) if AT in wanted else ())
     left_out = [
         *(_leave_sizes(points) if wanted & {SIZE, SIZE_BEYOND} else ()),
         *(_leave_ranks(points) if wanted & {RANKS, RANKS_BEYOND} else ()),
@@ -441,18 +399,21 @@ def fit_bands(
     for kept, asked in left_out:
         ways = fit(kept) if asked else {}
         for key, situation, rows, doublings in asked:
-            residuals.predict(ways, key, situation, rows, doublings)
-    return {
-        name: {
-            key: conformal_band(np.array(values))
-            for key, values in sorted(found.items())
-            if len(values) >= MIN_RESIDUALS
-        }
-        for name, found in residuals.found.items()
-    }
+            sizes = rows["message_bytes"].to_numpy(np.float64)
+            found += [
+                _residuals(name, situation, place(key[2]), rows, way.predict(key, sizes), doublings)
+                for name, way in ways.items()
+            ]
+    bands: dict[str, dict[BandKey, Interval]] = {}
+    for group, logs in pd.concat(found).groupby(["name", "situation", "place", "sizes"])["log"] if found else ():
+        name, *where = cast(tuple[str, str, str, str], group)
+        if len(logs) >= MIN_RESIDUALS:
+            bands.setdefault(name, {})[cast(BandKey, tuple(where))] = conformal_band(logs.to_numpy())
+    return bands
 
 
-def _leave_repeats(samples: pd.DataFrame, names: list[str], residuals: _Residuals) -> None:
+def _leave_repeats(samples: pd.DataFrame, names: list[str]) -> Iterator[pd.DataFrame]:
+    """Yield residuals of each repeat of a message from the median of its others, which every method predicts."""
     key = ["collective", "ranks", "nodes", "message_bytes", "library", "dataset"]
     ordered = samples.sort_values([*key, "time_ns"])
     counts = ordered.groupby(key)["time_ns"].transform("size")
@@ -465,8 +426,7 @@ def _leave_repeats(samples: pd.DataFrame, names: list[str], residuals: _Residual
             rows = heads.assign(time_s=times[:, repeat])
             for between, name in ((False, "within"), (True, "between")):
                 at = ((rows["nodes"] > 1) == between).to_numpy()
-                for way in names:
-                    residuals.note(way, AT, name, rows[at], others[at])
+                yield from (_residuals(way, AT, name, rows[at], others[at]) for way in names)
 
 
 LeftOut = tuple[pd.DataFrame, list[tuple[Key, str, pd.DataFrame, Any]]]

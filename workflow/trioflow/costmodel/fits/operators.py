@@ -7,7 +7,7 @@ each class by leaving whole workloads out once more, inside the rows that it is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +16,7 @@ import pandas as pd
 from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.base.units import ns_to_s
-from trioflow.costmodel.features import FEATURES, HOST_ONLY, OperatorModel, TraceLike, base_class, find_operator_model
+from trioflow.costmodel.features import HOST_ONLY, OperatorModel, TraceLike, base_class, find_operator_model
 from trioflow.costmodel.fits.classes import (
     SAME_WORK,
     ClassRows,
@@ -38,7 +38,7 @@ from trioflow.costmodel.fits.held_out import (
 )
 from trioflow.costmodel.operators.class_curves import ClassCurve, Key, sized_rows
 from trioflow.costmodel.operators.model import OperatorCostModel
-from trioflow.costmodel.operators.products import PRODUCT_CLASSES, PRODUCTS, work_matrix
+from trioflow.costmodel.operators.products import PRODUCT_CLASSES, work_matrix
 from trioflow.hardware.machine import FALLBACK_PRECISION, find_device
 
 
@@ -113,30 +113,35 @@ def fit_device_model(
 def fit_device_data(data: DeviceData, method: str) -> tuple[OperatorCostModel, pd.DataFrame]:
     """Fit a model to prepared data; see :func:`fit_device_model`."""
     curves, held = fit_and_hold_out(data, method)
+    facts = {"benchmarks": len(data.alone), **asdict(data.limits), **data.facts}
+    return _make_model(method, data.device_name, curves, held, facts, device=True), fit_table(curves, held)
+
+
+def _make_model(
+    method: str,
+    device_name: str,
+    curves: Mapping[Key, ClassCurve],
+    held: HeldOut,
+    facts: Mapping[str, Any],
+    device: bool = False,
+) -> OperatorCostModel:
+    """Return the model of curves, with the intervals that what was held out gives; ``device``: of a GPU."""
     resized = held.pairs[~held.pairs["unchanged"].astype(bool)]
-    limits = data.limits
-    model = OperatorCostModel(
+    stand_in = held.rows if device else None
+    return OperatorCostModel(
         method=method,
-        device_name=data.device_name,
+        device_name=device_name,
         curves=curves,
-        predict_bands=fit_bands(held.rows, held.basis, clustered=True),
-        rescale_bands=fit_bands(resized, held.basis, clustered=True),
+        predict_bands=fit_bands(held.rows, held.basis, clustered=device),
+        rescale_bands=fit_bands(resized, held.basis, clustered=device),
         steps={
             "predict": fit_step_band(held.rows, ["trace"], held.basis),
-            "rescale": fit_step_band(held.pairs, ["recorded_trace", "target_trace"], held.basis, held.rows),
+            "rescale": fit_step_band(held.pairs, ["recorded_trace", "target_trace"], held.basis, stand_in),
         },
         class_errors=class_errors(held, resized),
-        facts={
-            "basis": held.basis,
-            "benchmarks": len(data.alone),
-            "sm_count": limits.sm_count,
-            "peak_flop_per_s": limits.peak_flop_per_s,
-            "memory_bandwidth_bytes_per_s": limits.memory_bandwidth_bytes_per_s,
-            **data.facts,
-        },
-        products=True,
+        facts={"basis": held.basis, **facts},
+        products=device,
     )
-    return model, fit_table(curves, held)
 
 
 def fit_and_hold_out(data: DeviceData, method: str) -> tuple[Mapping[Key, ClassCurve], HeldOut]:
@@ -179,7 +184,7 @@ class DeviceData:
         paired = pair_rows(rows)[["recorded", "target"]].to_numpy(np.int64)
         stands_in = first[numbers].astype(np.int64)
         pairs = np.unique(stands_in[paired], axis=0)
-        alone = _benchmark_rows(benchmarks)
+        alone = unique.iloc[:0] if benchmarks is None or benchmarks.empty else _benchmark_rows(benchmarks)
         return cls(rows, unique, stands_in, pairs, alone, limits, device, facts)
 
     def fit(
@@ -192,7 +197,7 @@ class DeviceData:
             kept = np.unique(self.stands_in[known.index.to_numpy()])
             rows = rows[np.isin(rows["row"].to_numpy(), kept)]
         recipe = make_recipe(rows, alone, self.pairs, method, self.limits)
-        return fit_class_curves(_with_benchmarks(rows, alone), recipe)
+        return fit_class_curves(pd.concat([rows.assign(benchmark=False), alone.assign(benchmark=True)]), recipe)
 
 
 def device_rows(traces: Sequence[TraceLike]) -> tuple[pd.DataFrame, dict[str, object]]:
@@ -226,13 +231,11 @@ def _plain(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(base=[base_class(name) for name in rows["operator_class"]])
 
 
-def _benchmark_rows(benchmarks: pd.DataFrame | None) -> pd.DataFrame:
+def _benchmark_rows(benchmarks: pd.DataFrame) -> pd.DataFrame:
     """Return single operators as rows of a fit, at most ``_MOST_BENCHMARKS`` of each class."""
-    if benchmarks is None or benchmarks.empty:
-        return pd.DataFrame()
     rows = sized_rows(benchmarks, products=True)
     rows["time_s"] = [ns_to_s(time_ns) for time_ns in benchmarks["device_ns"]]
-    rows = _plain(rows).assign(benchmark=True, count=1)
+    rows = _plain(rows).assign(count=1)
     frames = []
     for _, group in rows.groupby(["operator_class", "phase"], sort=True):
         places = np.linspace(0, len(group) - 1, min(len(group), _MOST_BENCHMARKS)).astype(int)
@@ -242,26 +245,15 @@ def _benchmark_rows(benchmarks: pd.DataFrame | None) -> pd.DataFrame:
 
 def drop_equal(alone: pd.DataFrame, judged: pd.DataFrame) -> pd.DataFrame:
     """Return the single operators whose class and sizes none of the judged rows has."""
-    if alone.empty:
-        return alone
-    seen = set(map(tuple, judged[list(SAME_WORK)].drop_duplicates().itertuples(index=False)))
-    new = [key not in seen for key in map(tuple, alone[list(SAME_WORK)].itertuples(index=False))]
-    return alone[new]
-
-
-def _with_benchmarks(rows: pd.DataFrame, alone: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the traces, then those measured alone."""
-    if alone.empty:
-        return rows.assign(benchmark=False)
-    return pd.concat([rows.assign(benchmark=False), alone], ignore_index=True)
+    known, judged = (pd.MultiIndex.from_frame(frame[list(SAME_WORK)]) for frame in (alone, judged))
+    return alone[~known.isin(judged)]
 
 
 def make_recipe(rows: pd.DataFrame, alone: pd.DataFrame, pairs: Indices, method: str, limits: DeviceLimits) -> Recipe:
     """Return the form of every class; where a method has candidates, by inner cross-validation."""
     known = DEVICE_METHODS[method]
-    keys = set(zip(rows["operator_class"], rows["phase"], strict=True))
-    if not alone.empty:
-        keys |= set(zip(alone["operator_class"], alone["phase"], strict=True))
+    both = pd.concat([rows, alone])
+    keys = set(zip(both["operator_class"], both["phase"], strict=True))
     keys |= {(base_class(name), phase) for name, phase in keys}
     chosen: dict[Key, str] = {}
     sm_count = float(limits.sm_count)
@@ -272,9 +264,7 @@ def make_recipe(rows: pd.DataFrame, alone: pd.DataFrame, pairs: Indices, method:
             continue
         mine, others = _of_class(rows, name, phase), _of_class(alone, name, phase)
         if len(mine):
-            work, times = np.zeros((0, len(FEATURES) + len(PRODUCTS))), np.zeros(0)
-            if len(others):
-                work, times = work_matrix(others), others["time_s"].to_numpy(np.float64)
+            work, times = work_matrix(others), others["time_s"].to_numpy(np.float64)
             judged = ClassRows.of(mine, pairs)
             chosen[name, phase] = choose_form(judged, work, times, forms, sm_count)
     widest = "roofline" if known.products[0] == "tile" else known.products[0]
@@ -283,8 +273,6 @@ def make_recipe(rows: pd.DataFrame, alone: pd.DataFrame, pairs: Indices, method:
 
 def _of_class(rows: pd.DataFrame, name: str, phase: str) -> pd.DataFrame:
     """Return the rows of a class; a base class has those of its kinds too."""
-    if rows.empty:
-        return rows
     column = "base" if base_class(name) == name else "operator_class"
     return rows[((rows[column] == name) & (rows["phase"] == phase)).to_numpy()]
 
@@ -379,10 +367,8 @@ def fit_table(curves: Mapping[Key, ClassCurve], held: HeldOut) -> pd.DataFrame:
                 "held_out_absolute_error": absolute if judged else None,
             }
         )
-    frame = pd.DataFrame(entries, columns=tables.OPERATOR_FIT.names)
-    for name in ("r_squared", "held_out_error", "held_out_absolute_error"):
-        frame[name] = frame[name].astype("float64")
-    return frame
+    errors = dict.fromkeys(("r_squared", "held_out_error", "held_out_absolute_error"), "float64")
+    return pd.DataFrame(entries, columns=tables.OPERATOR_FIT.names).astype(errors)
 
 
 def fit_operator_model(
@@ -399,24 +385,10 @@ def fit_operator_model(
     unknown, TraceError or TableError when a fact or column is missing or a value out of range.
     """
     if method not in METHODS:
-        fit = find_operator_model(method, METHODS)
-        return fit(traces)
+        return find_operator_model(method, METHODS)(traces)
     rows = collect_rows(traces)
     form = METHODS[method]
     held = hold_out(rows, form)
     curves = fit_class_curves(rows, form)
-    resized = held.pairs[~held.pairs["unchanged"].astype(bool)]
-    model = OperatorCostModel(
-        method=method,
-        device_name=traces[0].facts.device_name,
-        curves=curves,
-        predict_bands=fit_bands(held.rows, held.basis),
-        rescale_bands=fit_bands(resized, held.basis),
-        steps={
-            "predict": fit_step_band(held.rows, ["trace"], held.basis),
-            "rescale": fit_step_band(held.pairs, ["recorded_trace", "target_trace"], held.basis),
-        },
-        class_errors=class_errors(held, resized),
-        facts={"traces": trace_names(traces), "basis": held.basis},
-    )
+    model = _make_model(method, traces[0].facts.device_name, curves, held, {"traces": trace_names(traces)})
     return model, fit_table(curves, held)
