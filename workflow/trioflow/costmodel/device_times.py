@@ -5,7 +5,6 @@ What launches take the host: recorded, or of a platform, kernel by kernel or a C
 Operators that did the same: a model that looks at rows is asked once for all that are equal.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -463,17 +462,8 @@ def nearest_model(models: Mapping[str, RowModel], target: DeviceSheet, precision
 
     Nearest by the logarithms of memory bandwidth and peak rate at the precision.
     """
-    known = {name: _sheet(model) for name, model in models.items()}
-
-    def distance(sheet: DeviceSheet) -> tuple[bool, float]:
-        ratios = (
-            sheet.memory_bandwidth_bytes_per_s / target.memory_bandwidth_bytes_per_s,
-            sheet.peak(precision) / target.peak(precision),
-        )
-        return sheet.chip != target.chip, sum(abs(math.log(ratio)) for ratio in ratios)
-
-    near = {name: distance(sheet) for name, sheet in known.items() if sheet is not None}
-    return min(near, key=near.__getitem__, default=None)
+    known = {name: sheet for name, model in models.items() if (sheet := _sheet(model))}
+    return min(known, key=lambda name: known[name].distance(target, precision)[1:], default=None)
 
 
 def _device(model: OperatorModel) -> str:

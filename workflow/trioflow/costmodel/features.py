@@ -234,6 +234,11 @@ class OperatorModel(Protocol):
     def step_interval_basis(self, kind: str = "rescale") -> str:
         """Say in words what the step interval was estimated from."""
 
+
+@runtime_checkable
+class FittedModel(OperatorModel, Protocol):
+    """A model that a fit makes."""
+
     def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
         """Write the model as JSON."""
 
@@ -256,7 +261,7 @@ def looks_at_rows(model: OperatorModel) -> bool:
 class OperatorModelFit(Protocol):
     """A fit function as registered under ``trioflow.operator_models``."""
 
-    def __call__(self, traces: Sequence[TraceLike]) -> tuple[OperatorModel, pd.DataFrame]:
+    def __call__(self, traces: Sequence[TraceLike]) -> tuple[FittedModel, pd.DataFrame]:
         """Fit traces; return the model and a table of ``tables.OPERATOR_FIT``."""
 
 

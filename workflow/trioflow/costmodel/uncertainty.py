@@ -285,10 +285,6 @@ class AnchoredModel:
         """Return the base's words."""
         return self.base.step_interval_basis(kind)
 
-    def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
-        """Raise InputError: the anchor belongs to one trace."""
-        raise InputError("an anchored model has no file", file=path, fix="save its base")
-
     def _anchored(self, found: pd.DataFrame) -> pd.DataFrame:
         frame = found.copy()
         for column in _NUMBERS:

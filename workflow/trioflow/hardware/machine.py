@@ -234,12 +234,12 @@ class DeviceSheet:
     @cached_property
     def sources(self) -> Mapping[str, str]:
         """Source of every number by its dotted key."""
-        return {place: source for place, _, source in _walk_numbers(self.content)}
+        return {place: entry["source"] for place, entry in walk_numbers(self.content)}
 
     @cached_property
     def numbers(self) -> Mapping[str, float]:
         """Every number that the file gives, by its dotted key, such as ``boost_clock_hz`` or ``nvlink.bandwidth_bytes_per_s``."""
-        return {place: float(value) for place, value, _ in _walk_numbers(self.content)}
+        return {place: float(entry["value"]) for place, entry in walk_numbers(self.content)}
 
     def list_doubts(self) -> list[str]:
         """Say which numbers of a sheet of one's own have no effect."""
@@ -271,6 +271,15 @@ class DeviceSheet:
         return bool(names[0] & names[1]) and all(
             math.isclose(self.numbers[key], other.numbers[key], rel_tol=_ROUNDED) for key in both
         )
+
+    def distance(self, other: DeviceSheet, precision: str) -> tuple[bool, bool, float]:
+        """Return how far another GPU is: whether it is another one, of another chip, and by logarithms of rates at a precision."""
+        rates = (
+            self.memory_bandwidth_bytes_per_s / other.memory_bandwidth_bytes_per_s,
+            self.peak(precision) / other.peak(precision),
+        )
+        apart = sum(abs(math.log(rate)) for rate in rates)
+        return not self.is_same_gpu(other), self.chip != other.chip, apart
 
     def runs_on_tensor_cores(self, precision: str) -> bool:
         """Return whether matrix products of a precision run on tensor cores."""
@@ -403,12 +412,18 @@ def validate_sheet(content: Any, path: str | Path) -> None:
         )
 
 
-def _walk_numbers(content: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any, str]]:
-    for key, entry in content.items():
-        if isinstance(entry, dict) and "source" in entry:
-            yield f"{place}{key}", entry["value"], entry["source"]
-        elif isinstance(entry, dict):
-            yield from _walk_numbers(entry, f"{place}{key}.")
+def walk_numbers(content: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what has a source, a number or all of a topology, under its dotted key."""
+    if not isinstance(content, dict):
+        return
+    if "source" in content and ("value" in content or "builder" in content):
+        yield place, content
+    for key, entry in content.items() if "value" not in content else ():
+        if key in ("links", "degraded") and not place:
+            for link in entry:
+                yield from walk_numbers(link, f"{key}.{link['from']}->{link['to']}")
+        else:
+            yield from walk_numbers(entry, f"{place}.{key}" if place else key)
 
 
 def describe_inline(content: Mapping[str, Any], path: str | Path) -> DeviceSheet | None:
@@ -431,7 +446,7 @@ def describe_inline(content: Mapping[str, Any], path: str | Path) -> DeviceSheet
 
 
 def _build(content: Mapping[str, Any], path: str | Path) -> DeviceSheet:
-    values = {place: value for place, value, _ in _walk_numbers(content)}
+    values = {place: entry["value"] for place, entry in walk_numbers(content)}
     peaks = {name: float(values[f"peak_flop_per_s.{name}"]) for name in content["peak_flop_per_s"]}
     fast = [n for n, peak in peaks.items() if peak > peaks[FALLBACK_PRECISION]]
     tensor = tuple(content.get("tensor_core_precisions", fast))

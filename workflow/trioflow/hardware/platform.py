@@ -38,6 +38,7 @@ from trioflow.hardware.machine import (
     describe_inline,
     load_device,
     name_rank_node,
+    walk_numbers,
 )
 from trioflow.hardware.topologies.edge_list import build_edge_list
 from trioflow.hardware.topologies.grids import (
@@ -486,7 +487,7 @@ def _build_shipped_links(name: str, ranks: int) -> tuple[Link, ...]:
 def _build(
     content: dict[str, Any], ranks: int | None, path: str | Path, links: tuple[Link, ...] | None = None
 ) -> Platform:
-    numbers = dict(_walk_numbers(content))
+    numbers = dict(walk_numbers(content))
     for place, entry in numbers.items():
         if not math.isfinite(entry.get("value", 0)):
             raise PlatformError(f"{entry['value']!r} is not finite", file=path, place=place, fix="write a number")
@@ -601,23 +602,6 @@ def _read_ranks_per_node(content: dict[str, Any]) -> int | None:
     if found is None and isinstance(inner := content.get("topology", {}).get("ranks_per_node"), dict):
         found = inner["value"]
     return None if found is None else int(found)
-
-
-def _walk_numbers(content: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield what has a source, a number or all of a topology, under its dotted key."""
-    if not isinstance(content, dict):
-        return
-    if "source" in content and "value" in content:
-        yield place, content
-        return
-    if "source" in content and "builder" in content:
-        yield place, content
-    for key, entry in content.items():
-        if key in ("links", "degraded") and not place:
-            for link in entry:
-                yield from _walk_numbers(link, f"{key}.{link['from']}->{link['to']}")
-        else:
-            yield from _walk_numbers(entry, f"{place}.{key}" if place else key)
 
 
 Corrections = Mapping[str, float]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -135,9 +135,9 @@ def measure_exposed(
     place, work = np.searchsorted(found, like), _read_work(timeline)
     hosts = (timeline["kind"] == "host").to_numpy(dtype=bool)
 
-    def measure(chosen: NDArray[np.bool_], name: str, work: _Work = work) -> float:
+    def measure(chosen: NDArray[np.bool_], name: str, work: pd.DataFrame = work) -> float:
         present = np.bincount(rank[chosen], minlength=len(found)) > 0
-        lanes = _measure_lanes(_choose(work, chosen), rank[chosen], present[None, :], step_s)
+        lanes = _measure_lanes(work[chosen], rank[chosen], present[None, :], step_s)
         values = dict(lanes)[name][place[present[place]]]
         return float(values.sum() / len(values))
 
@@ -149,7 +149,7 @@ def measure_exposed(
     idle_s = measure(everything, "idle_s")
     if not hosts.any():
         return exposed, idle_s, idle_s
-    launching = work._replace(computes=work.computes | hosts)
+    launching = work.assign(computes=work["computes"] | hosts)
     return exposed, measure(everything, "idle_s", launching), idle_s
 
 
@@ -190,31 +190,18 @@ def _measure_rows(frame: pd.DataFrame, codes: NDArray[np.int64], count: int, ste
     )
 
 
-class _Work(NamedTuple):
-    """When tasks run [s], and what they keep busy [tasks]."""
-
-    start_s: Floats
-    end_s: Floats
-    computes: NDArray[np.bool_]
-    communicates: NDArray[np.bool_]
-
-
-def _choose(work: _Work, chosen: NDArray[np.bool_]) -> _Work:
-    start_s, end_s, computes, communicates = work
-    return _Work(start_s[chosen], end_s[chosen], computes[chosen], communicates[chosen])
-
-
-def _read_work(frame: pd.DataFrame) -> _Work:
-    start_s, end_s = (frame[name].to_numpy(np.float64) for name in ("start_s", "end_s"))
-    return _Work(start_s, end_s, select_compute(frame), select_communication(frame))
+def _read_work(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return when tasks run [s], and what they keep busy [tasks]."""
+    work = pd.DataFrame({name: frame[name].to_numpy(np.float64) for name in ("start_s", "end_s")})
+    return work.assign(computes=select_compute(frame), communicates=select_communication(frame))
 
 
 def _measure_lanes(
-    work: _Work, lane: NDArray[np.int64], present: NDArray[np.bool_], step_s: float
+    work: pd.DataFrame, lane: NDArray[np.int64], present: NDArray[np.bool_], step_s: float
 ) -> Iterator[tuple[str, Floats]]:
     """Yield the times of each key and rank; what hides communication is all that a rank computes."""
     count, ranks = present.shape
-    start_s, end_s, computes, communicates = work
+    start_s, end_s, computes, communicates = (work[name].to_numpy() for name in work)
     compute, communication = (
         merge_lanes(LaneIntervals(lane[chosen], start_s[chosen], end_s[chosen])) for chosen in (computes, communicates)
     )

@@ -15,7 +15,7 @@ worst.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -182,10 +182,6 @@ class AnalyticalModel:
     def step_interval_basis(self, kind: str = "rescale") -> str:
         """Return that the interval rests on nothing."""
         return f"none: {self.source}"
-
-    def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
-        """Refuse: there are no coefficients."""
-        raise InputError("this operator model has no file", file=path, fix="name it instead")
 
 
 _SHIPPED_METHOD = "shipped"

@@ -204,6 +204,17 @@ def count_steps(collective: str, ranks: int, *, chain: bool = False) -> int:
     return (ranks - 1) * (2 if collective == "all_reduce" else 1)
 
 
+def check_collective(collective: str, ranks: int, message_bytes: float, nodes: int = 1) -> None:
+    """Refuse what no ranks can do: InputError."""
+    if collective not in COLLECTIVES:
+        raise InputError(f"unknown collective {collective!r}", fix=f"use one of {', '.join(COLLECTIVES)}")
+    if not 1 <= nodes <= ranks or not 0 <= message_bytes < math.inf:
+        raise InputError(
+            f"{collective} of {message_bytes} bytes over {ranks} ranks of {nodes} nodes is impossible",
+            fix="give at least one rank, no more nodes than ranks and a size that is not negative",
+        )
+
+
 @dataclass(frozen=True)
 class CollectiveCostModel:
     """Measured curves of one platform and library."""
@@ -224,13 +235,7 @@ class CollectiveCostModel:
         shortest time (latency) times the ratio of successive steps. Raises InputError when an
         argument is unknown or out of range, or nothing was measured.
         """
-        if collective not in COLLECTIVES:
-            raise InputError(f"unknown collective {collective!r}", fix=f"use one of {', '.join(COLLECTIVES)}")
-        if ranks < 1 or not (math.isfinite(message_bytes) and message_bytes >= 0):
-            raise InputError(
-                f"{collective} of {message_bytes} bytes over {ranks} ranks is impossible",
-                fix="give at least one rank and a size that is not negative",
-            )
+        check_collective(collective, ranks, message_bytes)
         if ranks == 1:
             return CollectiveTime(0.0, 0.0, 0.0, "measured")
         curve = self.curves.get((collective, ranks))

@@ -121,7 +121,7 @@ def _count_ring_steps(collective: str, ranks: int) -> int:
 
 
 def _list_options(
-    collective: str, ranks: int, nodes: int, machine: NcclMachine, constants: Mapping[str, Any]
+    collective: str, ranks: int, nodes: int, machine: NcclMachine, constants: Mapping[str, Any], in_switch_scale: float
 ) -> list[_Option]:
     """Return every algorithm and protocol that NCCL weighs; see FACTS of ``nccl_constants.json``."""
     base, hops = constants["base_latency_us"], constants["hop_latency_us"]
@@ -154,7 +154,11 @@ def _list_options(
         hop = intra["nvls"][2]
         if efficiency and hop is not None:
             hop += inter["nvls"][2] if nodes > 1 else 0.0
-            options.append(_Option("nvls", 2, base["nvls"][2] * _US, hop * _US, steps / ranks / (bus * efficiency)))
+            options.append(
+                _Option(
+                    "nvls", 2, base["nvls"][2] * _US, hop * _US, steps / ranks / (bus * efficiency) / in_switch_scale
+                )
+            )
     return options
 
 
@@ -224,12 +228,7 @@ def choose(
     """
     if collective in _POINT_TO_POINT:
         return _choose_point_to_point(collective, ranks, nodes, sizes, machine, constants)
-    options = [
-        _Option(o.algorithm, o.protocol, o.base_s, o.hop_s, o.s_per_byte / in_switch_scale)
-        if o.algorithm == "nvls"
-        else o
-        for o in _list_options(collective, ranks, nodes, machine, constants)
-    ]
+    options = _list_options(collective, ranks, nodes, machine, constants, in_switch_scale)
     parts = np.array([[o.base_s, o.hop_s, o.s_per_byte] for o in options])
     times = parts[:, :1] + parts[:, 1:2] + parts[:, 2:] * sizes[None, :]
     best = np.argmin(times, axis=0)

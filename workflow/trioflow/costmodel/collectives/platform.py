@@ -31,7 +31,7 @@ from trioflow.costmodel.collectives.methods import (
     find_band,
     rank_situation,
 )
-from trioflow.costmodel.collectives.model import COLLECTIVES, CollectiveTime, Curve, Key
+from trioflow.costmodel.collectives.model import CollectiveTime, Curve, Key, check_collective
 from trioflow.costmodel.collectives.nccl import Calibration, NcclMachine
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.files import from_json, read_content, rows_from_json, rows_to_json, to_json
@@ -88,15 +88,8 @@ class PlatformCollectives:
         uncalibrated (another operation's). Raises InputError when an argument is unknown or out of
         range, or nothing measured gives the time.
         """
-        if collective not in COLLECTIVES:
-            raise InputError(f"unknown collective {collective!r}", fix=f"use one of {', '.join(COLLECTIVES)}")
         nodes = math.ceil(ranks / self.machine.ranks_per_node) if nodes is None else nodes
-        size_ok = math.isfinite(message_bytes) and message_bytes >= 0
-        if ranks < 1 or not size_ok or not 1 <= nodes <= ranks:
-            raise InputError(
-                f"{collective} of {message_bytes} bytes over {ranks} ranks of {nodes} nodes is impossible",
-                fix="give at least one rank, no more nodes than ranks and a size that is not negative",
-            )
+        check_collective(collective, ranks, message_bytes, nodes)
         if ranks == 1:
             return CollectiveTime(0.0, 0.0, 0.0, "measured")
         ranks = 2 if collective == "send" else ranks

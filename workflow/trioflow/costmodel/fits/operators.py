@@ -16,7 +16,7 @@ import pandas as pd
 from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.base.units import ns_to_s
-from trioflow.costmodel.features import HOST_ONLY, OperatorModel, TraceLike, base_class, find_operator_model
+from trioflow.costmodel.features import HOST_ONLY, FittedModel, TraceLike, base_class, find_operator_model
 from trioflow.costmodel.fits.classes import (
     SAME_WORK,
     ClassRows,
@@ -245,8 +245,8 @@ def _benchmark_rows(benchmarks: pd.DataFrame) -> pd.DataFrame:
 
 def drop_equal(alone: pd.DataFrame, judged: pd.DataFrame) -> pd.DataFrame:
     """Return the single operators whose class and sizes none of the judged rows has."""
-    known, judged = (pd.MultiIndex.from_frame(frame[list(SAME_WORK)]) for frame in (alone, judged))
-    return alone[~known.isin(judged)]
+    single, left_out = (pd.MultiIndex.from_frame(frame[list(SAME_WORK)]) for frame in (alone, judged))
+    return alone[~single.isin(left_out)]
 
 
 def make_recipe(rows: pd.DataFrame, alone: pd.DataFrame, pairs: Indices, method: str, limits: DeviceLimits) -> Recipe:
@@ -313,7 +313,7 @@ METHOD_NAMES = (AUTO, *METHODS, *_GPU_ONLY)
 """What a fit can be asked for by name, besides what packages register."""
 
 
-def fit_named_model(traces: Sequence[TraceLike], method: str = AUTO) -> tuple[OperatorModel, pd.DataFrame]:
+def fit_named_model(traces: Sequence[TraceLike], method: str = AUTO) -> tuple[FittedModel, pd.DataFrame]:
     """Fit an operator model by the name of its method, built-in or registered by a package.
 
     ``auto`` is ``regression``, which won on a processor; ``shipped`` chooses each class's form and
@@ -371,9 +371,7 @@ def fit_table(curves: Mapping[Key, ClassCurve], held: HeldOut) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=tables.OPERATOR_FIT.names).astype(errors)
 
 
-def fit_operator_model(
-    traces: Sequence[TraceLike], *, method: str = "regression"
-) -> tuple[OperatorModel, pd.DataFrame]:
+def fit_operator_model(traces: Sequence[TraceLike], *, method: str = "regression") -> tuple[FittedModel, pd.DataFrame]:
     """Fit a model of operator cost to traces of one device, and return it with ``tables.OPERATOR_FIT``.
 
     Errors and intervals need several workloads, each at two batches. ``regression``: constant and

@@ -368,14 +368,6 @@ class NewGpuOperatorModel:
         basis = self.base.step_interval_basis(kind)
         return f"{basis}, on {self.source.driver_name}"
 
-    def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
-        """Raise InputError: the model is derived again from that of the source."""
-        raise InputError(
-            f"a model of {self.device_name} that is derived from {self.source.driver_name} is not saved",
-            file=path,
-            fix="save the source's model; capture and fit the target",
-        )
-
     def _scale(self, operators: pd.DataFrame, times: Floats) -> pd.DataFrame:
         timed = operators.assign(device_ns=[s_to_ns(float(value)) for value in times])
         return scale_trace(

@@ -8,11 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from trioflow.base.errors import TableError
 from trioflow.base.plugins import list_plugins, load_plugin
-from trioflow.costmodel.features import FEATURES, Floats, base_class, classify, feature_matrix
-from trioflow.costmodel.operators.class_curves import ANY, recorded_times
-from trioflow.costmodel.operators.products import PRODUCTS, product_columns
+from trioflow.costmodel.features import Floats, base_class
+from trioflow.costmodel.operators.class_curves import ANY, recorded_times, sized_rows
 from trioflow.costmodel.uncertainty import SHORTEST_S
 from trioflow.hardware.machine import FALLBACK_PRECISION, DeviceSheet
 
@@ -67,17 +65,8 @@ class Rates:
 
 def size_rows(operators: pd.DataFrame) -> pd.DataFrame:
     """Return class, phase, features, products and ``time_s`` [s] of operators; TableError where a column or value is wrong."""
-    if "phase" not in operators.columns:
-        raise TableError("operator table has no column phase")
-    classes = classify(operators).to_numpy()
-    products = product_columns(operators, [str(name) for name in classes])
-    numbers = {
-        **dict(zip(FEATURES, feature_matrix(operators).T, strict=True)),
-        **dict(zip(PRODUCTS, products.T, strict=True)),
-        "time_s": recorded_times(operators).to_numpy(np.float64),
-    }
-    of_rows = {"operator_class": classes, "phase": operators["phase"].to_numpy()}
-    return pd.DataFrame({**of_rows, **numbers})
+    times = recorded_times(operators).to_numpy(np.float64)
+    return sized_rows(operators, products=True, kinds=False).assign(time_s=times)
 
 
 def device_rates(rows: pd.DataFrame, device: DeviceSheet, precision: str) -> Rates:

@@ -26,11 +26,11 @@ CALLS, KERNELS = "calls", "kernels"
 _SMALL_KERNELS = PACKAGE / "data" / "small_kernels.tsv"
 
 
-def sized_rows(operators: pd.DataFrame, *, products: bool = False) -> pd.DataFrame:
+def sized_rows(operators: pd.DataFrame, *, products: bool = False, kinds: bool = True) -> pd.DataFrame:
     """Return class, phase and features of operators, rows numbered from 0.
 
-    ``products``: with the columns ``PRODUCTS``, and kinds for batched products, batch norms and the
-    accumulation of gradients. Raises TableError when a column is missing or a size is out of range.
+    ``products``: with the columns ``PRODUCTS``, and (``kinds``) kinds for batched products, batch norms and
+    the accumulation of gradients. Raises TableError when a column is missing or a size is out of range.
     """
     if "phase" not in operators.columns:
         raise TableError("operator table has no column phase")
@@ -39,7 +39,7 @@ def sized_rows(operators: pd.DataFrame, *, products: bool = False) -> pd.DataFra
     columns["phase"] = operators["phase"].to_numpy()
     if products:
         columns |= zip(PRODUCTS, product_columns(operators, list(classes)).T, strict=True)
-        classes = _append_kinds(operators, classes, columns)
+        classes = _append_kinds(operators, classes, columns) if kinds else classes
     return pd.DataFrame({**columns, "operator_class": classes})
 
 

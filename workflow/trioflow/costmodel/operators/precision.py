@@ -42,7 +42,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from trioflow.base.errors import InputError
 from trioflow.costmodel.features import FEATURES, Floats, OperatorModel, RowModel, base_class, plain_name
 from trioflow.costmodel.files import SHIPPED_MODELS, read_content
 from trioflow.costmodel.new_gpu.carry import NewGpuModel, load_new_gpu_model, scale_rows
@@ -301,16 +300,7 @@ def sustained_time(sheet: DeviceSheet, alone: float) -> float:
 
 def nearest_table(tables: Iterable[str], target: DeviceSheet, precision: str) -> str | None:
     """Return the device whose table is nearest to a target: itself, its chip, then by rates."""
-
-    def distance(name: str) -> tuple[bool, bool, float]:
-        other = load_device(name)
-        rates = (
-            other.peak(precision) / target.peak(precision),
-            other.memory_bandwidth_bytes_per_s / target.memory_bandwidth_bytes_per_s,
-        )
-        return (not other.is_same_gpu(target), other.chip != target.chip, sum(abs(math.log(r)) for r in rates))
-
-    return min(sorted(tables), key=distance, default=None)
+    return min(sorted(tables), key=lambda name: load_device(name).distance(target, precision), default=None)
 
 
 ATTENTION = "attention"
@@ -447,10 +437,6 @@ class PrecisionModel:
         if kind != "predict" or self.table is None:
             return basis
         return f"{basis}; {self.table.products} products of {self.source}, weight shapes left out"
-
-    def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
-        """Raise InputError: it is put together again from the files of its parts."""
-        raise InputError("this model is made of two others and has no file", file=path)
 
     def _parts(self, rows: pd.DataFrame) -> Iterable[tuple[Flags, pd.DataFrame]]:
         """Yield the rows that are not the base's, with ``time_s``, ``low_s`` and ``high_s`` [s]."""

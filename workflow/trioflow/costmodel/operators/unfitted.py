@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -50,10 +49,6 @@ class _Unfitted:
     def step_interval_basis(self, kind: str = "rescale") -> str:
         """Say that the interval is assumed."""
         return ASSUMED
-
-    def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
-        """Raise InputError: there are no coefficients."""
-        raise InputError("this operator model has no file", file=path, fix="name it instead")
 
 
 @dataclass(frozen=True)
