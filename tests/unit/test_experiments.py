@@ -71,7 +71,7 @@ def test_experiments_on_one_rank_run_at_batches_that_no_trace_has() -> None:
         ("experiments", "\tsingle\t8", "\ttp2\t8", ["column plan", "transformer"]),
         ("experiments", "\tsingle\t8", "\tsingle\t8.5", ["column batch", "'8.5'", "integer"]),
         ("experiments", "\tsingle\t8", "\tsingle\t0", ["column batch", "below 1"]),
-        ("experiments", "\tsingle\t8", "\tsingle", ["row 1 (line 2)", "4 cells", "5 are due"]),
+        ("experiments", "\tsingle\t8", "\tsingle", ["line 2", "4 cells", "5 columns"]),
         ("experiments", "resnet18-ddp2", "resnet18-batch8", ["row 3", "row 1", "own name"]),
         ("experiments", "resnet18-ddp2", "ResNet/ddp2", ["column experiment", "small letters"]),
         ("experiments", "\tplan\t", "\tplans\t", ["line 1", "'plans'", "did you mean plan?"]),

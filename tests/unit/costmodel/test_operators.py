@@ -457,7 +457,7 @@ def test_proportional_keeps_the_time_of_the_same_batch():
     assert not found["extrapolated"].any()
 
 
-def test_recorded_knows_the_same_shapes_only(tmp_path):
+def test_recorded_knows_the_same_shapes_only():
     model = fit_recorded([make_gpu_trace(256, 2), make_gpu_trace(256, 2, 3.0)])
     same = make_step(256, 2)
     found = model.predict(same)

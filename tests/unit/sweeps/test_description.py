@@ -132,7 +132,7 @@ def test_a_mistake_is_told_with_file_place_and_fix(tmp_path: Path, text: str, wo
     ("row", "words"),
     [
         ("gpt2-tiny-b8\tcpu2-gloo\ttwo", ["(line 2), column data", "'two' is not of type integer"]),
-        ("gpt2-tiny-b8\tcpu2-gloo", ["line 2", "2 cells found where 3 are due"]),
+        ("gpt2-tiny-b8\tcpu2-gloo", ["line 2", "2 cells and 3 columns"]),
         ("gpt2-tiny-b8\tnowhere\t1", ["(line 2).platform", "unknown platform 'nowhere'"]),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_mistake_in_a_table_is_told_with_its_line(tmp_path: Path, row: str, wo
     for word in (str(table), *words):
         assert word in str(caught.value)
     table.write_text("trace\tplatfrom\n")
-    with pytest.raises(InputError, match=r"line 1\): unknown or repeated column 'platfrom'; did you mean platform"):
+    with pytest.raises(InputError, match=r"line 1: unknown column 'platfrom'; did you mean platform"):
         load_sweep(write_sweep(tmp_path, {"description": "x", "table": str(table)}))
 
 

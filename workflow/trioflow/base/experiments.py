@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_type_hints
 from trioflow.base.arguments import declare
 from trioflow.base.errors import TableError
 from trioflow.base.plan_row import MEASURED_SCHEDULES, SHARDINGS, UNIT_SHARDINGS, Plan, find_plan_problem
-from trioflow.base.settings import FAMILIES, NAME, OPTIMIZERS, PRECISIONS, SIZES, read_rows, suggest_name
+from trioflow.base.settings import FAMILIES, NAME, OPTIMIZERS, PRECISIONS, SIZES, read_records, suggest_name
 from trioflow.base.units import BYTES_PER_MIB
 
 __all__ = [
@@ -168,7 +168,7 @@ def row_schema(name: str, kind: Any = None) -> dict[str, Any]:
 
 def load_workloads(path: str | Path) -> dict[str, Workload]:
     """Read ``workloads.tsv`` into rows by name; TableError where a cell is wrong, or a size is missing or unknown."""
-    rows = read_rows(path, row_schema("workloads"), Workload)
+    rows = read_records(path, row_schema("workloads"), Workload)
     for place, row in rows:
         needed, possible = FAMILIES[row.family]
         sizes = {column: getattr(row, column) for column in SIZES}
@@ -208,7 +208,7 @@ def load_plans(path: str | Path) -> dict[str, Plan]:
     Raises TableError when a cell is wrong, a schedule lacks a pipeline or the other way round,
     PyTorch has no such bucket limits, or a sharding does not go with the degrees.
     """
-    rows = read_rows(path, row_schema("plans"), Plan)
+    rows = read_records(path, row_schema("plans"), Plan)
     for place, row in rows:
         limits, single = (row.first_bucket_bytes, row.bucket_bytes), row.pipeline == 1
         # Given a limit, PyTorch gives the first bucket the same one; only its defaults differ.
@@ -254,7 +254,7 @@ def load_experiments(
     divide, a plan cannot be measured for the workload's family or precision, or a single rank runs
     a captured batch: its prediction would be its own measurement.
     """
-    rows = read_rows(path, row_schema("experiments"), Experiment)
+    rows = read_records(path, row_schema("experiments"), Experiment)
     for place, row in rows:
         named = (("workload", row.workload, workloads), ("plan", row.plan, plans))
         unknown = (
@@ -320,12 +320,12 @@ def _check_plan(row: Experiment, plan: Plan, workload: Workload, path: str | Pat
 
 def load_imports(path: str | Path) -> dict[str, Import]:
     """Read ``imports.tsv`` into rows by name; TableError where a cell is wrong."""
-    return _by_name(read_rows(path, row_schema("imports"), Import))
+    return _by_name(read_records(path, row_schema("imports"), Import))
 
 
 def load_campaign(path: str | Path) -> list[CampaignRow]:
     """Read ``campaign.tsv``, sorted by its order; TableError where a cell is wrong, or the batch of a capture no number."""
-    rows = read_rows(path, row_schema("campaign"), CampaignRow)
+    rows = read_records(path, row_schema("campaign"), CampaignRow)
     for place, row in rows:
         numbers = all(size.isdigit() and int(size) for size in row.sizes)
         wrong = row.kind == "capture" and not numbers

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trioflow.base.errors import InputError, TableError, suggest
-from trioflow.base.input_files import check_values, parse_cells, read_text
+from trioflow.base.input_files import check_values, read_rows, read_text
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
@@ -129,7 +129,7 @@ Row = TypeVar("Row")
 _WORDS = {"true": True, "false": False}
 
 
-def read_rows(path: str | Path, schema: Mapping[str, Any], kind: Callable[..., Row]) -> list[tuple[str, Row]]:
+def read_records(path: str | Path, schema: Mapping[str, Any], kind: Callable[..., Row]) -> list[tuple[str, Row]]:
     """Read a tab-separated table into rows with their places, each cell checked against the JSON schema of a row.
 
     A column with a default may be left out; ``kind`` takes a row's values by column, lists as
@@ -167,39 +167,12 @@ def read_cells(
     Raises TableError when the file cannot be read, a column is unknown, repeated or missing, a row
     has too many or too few cells, or two rows share a name.
     """
-    lines = parse_cells(read_text(path, TableError), path, TableError, delimiter="\t")
-    header = [cell.strip() for cell in lines[0][1]] if lines else []
-    for column in header:
-        if column not in columns or header.count(column) > 1:
-            raise TableError(
-                f"unknown or repeated column {column!r}",
-                file=path,
-                place="row 0 (line 1)",
-                fix=suggest_name(column, columns) if column else "remove the extra tab",
-            )
-    for column in columns if defaults is not None else ():
-        if column not in (*header, *(defaults or ())):
-            raise TableError(
-                f"column {column!r} is missing",
-                file=path,
-                place="row 0 (line 1)",
-                fix=f"the columns are {', '.join(columns)}, with a tab between",
-            )
-    result = []
-    seen: dict[str, str] = {}
-    for number, (first, line) in enumerate(lines[1:], 1):
-        if not any(cell.strip() for cell in line):
-            continue
-        place = f"row {number} (line {first})"
-        if len(line) != len(header):
-            raise TableError(
-                f"{len(line)} cells found where {len(header)} are due",
-                file=path,
-                place=place,
-                fix="separate cells with one tab and write - for nothing",
-            )
-        cells = {**(defaults or {}), **{c: cell.strip() for c, cell in zip(header, line, strict=True)}}
-        name = cells.get(columns[0], "")
+    needed = [] if defaults is None else [column for column in columns if column not in defaults]
+    others = [column for column in columns if column not in needed]
+    rows = read_rows(read_text(path, TableError), path, needed, others, TableError, "\t", whole=True)
+    result, seen = [], dict[str, str]()
+    for number, (line, cells) in enumerate(rows, 1):
+        place, name = f"row {number} (line {line})", cells.get(columns[0], "")
         if name in seen and defaults is not None:
             raise TableError(
                 f"{name!r} stands already in {seen[name]}",
@@ -208,7 +181,7 @@ def read_cells(
                 fix="give each row its own name",
             )
         seen[name] = place
-        result.append((place, cells))
+        result.append((place, {**(defaults or {}), **cells}))
     return result
 
 

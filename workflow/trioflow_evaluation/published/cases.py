@@ -13,7 +13,7 @@ from trioflow.base.errors import PlanError, TableError
 from trioflow.base.experiments import row_schema
 from trioflow.base.plan_row import Plan
 from trioflow.base.provenance import read_own_records, read_own_table
-from trioflow.base.settings import NOTHING, read_cells, read_rows, suggest_name
+from trioflow.base.settings import NOTHING, read_cells, read_records, suggest_name
 
 from trioflow_evaluation import DATA
 
@@ -78,7 +78,7 @@ def load_published_rows(path: str | Path) -> dict[str, PublishedRow]:
     Raises TableError when it is missing, a column or number is wrong, a name stands twice, or a
     plan does not fit its ranks.
     """
-    rows = read_rows(path, row_schema("published", PublishedRow), PublishedRow)
+    rows = read_records(path, row_schema("published", PublishedRow), PublishedRow)
     for place, row in rows:
         column = f"{place}, column plan"
         try:
