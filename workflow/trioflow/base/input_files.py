@@ -184,26 +184,31 @@ def read_rows(
     kind: type[InputError] = InputError,
     delimiter: str = ",",
     whole: bool = False,
+    foreign: bool = False,
 ) -> list[tuple[int, dict[str, str]]]:
     """Return the rows of a table of text by the names of its first line, each with its line's number.
 
     Empty lines and spaces around cells do not count; cells left out at the end are empty, unless rows are to be
-    ``whole``. Raises InputError where a column is unknown, missing or there twice, or a row has more cells.
+    ``whole``. Raises InputError where a column is unknown (not of a ``foreign`` table), missing or there twice, or a row has more cells.
     """
     parsed = parse_cells(text, file, kind, delimiter)
     lines = [(number, [cell.strip() for cell in cells]) for number, cells in parsed if any(map(str.strip, cells))]
     start, names = lines[0] if lines else (1, [])
     known = (*needed, *optional)
-    unknown = [name for name in names if name not in known]
+    unknown = [name for name in names if name not in known and not foreign]
     problems = [f"unknown column {name!r}" for name in unknown]
     problems += [f"the column {name!r} is missing" for name in needed if name not in names]
-    problems += [f"the column {name!r} stands twice" for name in names if names.count(name) > 1]
+    problems += [f"the column {name!r} stands twice" for name in known if names.count(name) > 1]
     if problems:
         meant = suggest(unknown[0], known).rstrip() if unknown else ""
         raise kind(problems[0], file=file, place=f"line {start}", fix=meant or f"the columns are {', '.join(known)}")
     for number, cells in lines[1:]:
         if len(cells) > len(names) or (whole and len(cells) < len(names)):
-            fix = "separate cells with one tab and write - for nothing" if whole else f"write {', '.join(names)}"
+            fix = (
+                "separate cells with one tab and write - for nothing"
+                if delimiter == "\t"
+                else f"write {', '.join(names)}"
+            )
             raise kind(f"{len(cells)} cells and {len(names)} columns", file=file, place=f"line {number}", fix=fix)
     return [(number, dict(zip_longest(names, cells, fillvalue=""))) for number, cells in lines[1:]]
 

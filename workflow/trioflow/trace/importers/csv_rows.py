@@ -7,8 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trioflow.base import input_files
 from trioflow.base.errors import TraceError
-from trioflow.base.input_files import parse_cells, read_text
+from trioflow.base.input_files import read_text
 
 
 @dataclass(frozen=True)
@@ -72,51 +73,32 @@ def read_rows(path: Path, columns: Mapping[str, Column]) -> list[CsvRow]:
     Raises TraceError when the file is unreadable or empty, a column is missing or twice, a row has
     more or fewer cells, or a cell is not what its column holds.
     """
+    spellings = [title for column in columns.values() for title in column.titles]
     text = read_text(path, TraceError)
-    lines = [(line, cells) for line, cells in parse_cells(text, path, TraceError) if cells]
-    if not lines:
-        raise TraceError("the file is empty", file=path, fix="give the file with its header")
-    header = [title.strip() for title in lines[0][1]]
-    places = _find_columns(path, header, columns)
-    titles = {name: header[place] for name, place in places.items()}
-    rows = []
-    for line, cells in lines[1:]:
-        if len(cells) != len(header):
-            raise TraceError(
-                f"{len(cells)} cells found where the header has {len(header)}",
-                file=path,
-                place=f"line {line}",
-                fix="quote cells that hold commas",
-            )
-        rows.append(CsvRow(path, line, titles, {n: cells[p].strip() for n, p in places.items()}))
-    if not rows:
-        raise TraceError("the file has a header and no rows", file=path)
-    check_cells(rows, {name: columns[name] for name in places})
+    given = input_files.read_rows(text, path, (), spellings, TraceError, whole=True, foreign=True)
+    if not given:
+        raise TraceError("the file is empty, or a header without rows", file=path, fix="give it as its tool wrote it")
+    titles = _find_titles(path, list(given[0][1]), columns)
+    rows = [CsvRow(path, line, titles, {n: cells[title] for n, title in titles.items()}) for line, cells in given]
+    check_cells(rows, {name: columns[name] for name in titles})
     return rows
 
 
-def _find_columns(path: Path, header: list[str], columns: Mapping[str, Column]) -> dict[str, int]:
-    """Return the place of each column, by our name for it."""
-    places = {}
+def _find_titles(path: Path, header: list[str], columns: Mapping[str, Column]) -> dict[str, str]:
+    """Return the header's spelling of each column, by our name for it."""
+    titles = {}
     for name, column in columns.items():
-        found = [place for place, title in enumerate(header) if title in column.titles]
+        found = [title for title in header if title in column.titles]
+        problem, fix = "", "leave one of them out"
         if len(found) > 1:
-            raise TraceError(
-                f"column {header[found[0]]} and column {header[found[1]]} are the same",
-                file=path,
-                place="line 1",
-                fix="leave one of them out",
-            )
+            problem = f"column {found[0]} and column {found[1]} are the same"
+        elif not found and not column.optional:
+            problem, fix = f"column {column.titles[0]} is missing", "give the file as its tool wrote it"
+        if problem:
+            raise TraceError(problem, file=path, place="line 1", fix=fix)
         if found:
-            places[name] = found[0]
-        elif not column.optional:
-            raise TraceError(
-                f"column {column.titles[0]} is missing",
-                file=path,
-                place="line 1",
-                fix="give the file as its tool wrote it",
-            )
-    return places
+            titles[name] = found[0]
+    return titles
 
 
 def check_cells(rows: Sequence[CsvRow], columns: Mapping[str, Column]) -> None:
