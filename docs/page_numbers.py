@@ -34,7 +34,7 @@ from trioflow_evaluation.validation.aims import SETS, reach_aims
 from trioflow_evaluation.vtrain.data import GROUPS, PLANS, UNCALIBRATED
 
 if TYPE_CHECKING:
-    from trioflow_evaluation.clusters.page import Line
+    from trioflow_evaluation.evaluate import Reached
 
 
 ACCURACY, PUBLIC_STEPS = "accuracy.md", "public-steps-on-up-to-eight-gpus"
@@ -291,13 +291,13 @@ def describe_validation(summary: pd.DataFrame) -> Result:
     for entry in reached:
         ours, best = entry.ours, entry.best
         error = _mark(write_percent(ours["mean_absolute_error"]), entry.reached)
-        if entry.aim.headline:
-            headlines.append(f"{entry.aim.headline} {error}")
+        if entry.headline:
+            headlines.append(f"{entry.headline} {error}")
         rows.append(
             (
-                entry.aim.title,
+                entry.what,
                 ours["cases"],
-                entry.write_limit(),
+                entry.write_aim(),
                 error,
                 f"{write_percent(best['mean_absolute_error'])} ({entry.best_model})" if best else NOTHING,
                 write_percent(ours["oracle_mean_absolute_error"] or None),
@@ -321,17 +321,17 @@ def describe_published(cases: pd.DataFrame) -> Result:
     rows, lines = [], []
     for name in dict.fromkeys(scores["set"]):
         words, ours = describe_set(name), score_of(scores, name, OURS)
-        aim, reached = read_aim(scores, name)
+        aim = read_aim(scores, name)
         error, scaling = (write_percent(ours[key]) for key in ("mean_absolute_error", "scaling_error"))
         if words.aim is not None:
-            error = _mark(error, reached)
+            error = _mark(error, aim.reached)
         else:
-            scaling = _mark(scaling, reached)
+            scaling = _mark(scaling, aim.reached)
         rows.append(
             (
                 words.title,
                 int(ours["cases"]),
-                aim,
+                aim.write_aim(),
                 error,
                 scaling,
                 _best_other(scores, name),
@@ -358,7 +358,7 @@ def _best_other(scores: pd.DataFrame, name: str) -> str:
     return f"{write_percent(float(best['mean_absolute_error']))} ({best['model']})"
 
 
-def describe_clusters(lines: Sequence[Line], causes: str) -> Result:
+def describe_clusters(lines: Sequence[Reached], causes: str) -> Result:
     """Return nanotron's runs; ``lines``, ``causes``: ``judge_aims`` and ``describe_causes`` of ``clusters.aims``."""
     headings = ("judged", "cases", "aim", "trioflow", "others")
     rows = [
@@ -407,7 +407,7 @@ SURVIVAL = "runs whose odds say rightly whether they survive, their model left o
 """What README's rows show of ``judge_aims``."""
 
 
-def _write_reached(line: Line) -> str:
+def _write_reached(line: Reached) -> str:
     return _mark(line.write_value(), line.reached)
 
 

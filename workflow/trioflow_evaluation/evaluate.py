@@ -1,11 +1,12 @@
-"""One evaluation of predictions for every judged set: errors, intervals and order, by groups of cases."""
+"""One evaluation of predictions for every judged set: errors, intervals and order by groups of cases, and aims."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from trioflow.report.pages import Field, numbers, render_records, words
+from trioflow.report.pages import NOTHING, Field, numbers, render_records, words, write_percent
 from trioflow.report.scores import share_in_order
 
 _COLUMNS = {
@@ -23,6 +24,51 @@ _COLUMNS = {
     "in_order": ("in order", "", "pairs of one question that stand as measured", "percent"),
 }
 """Each score's heading, detail, meaning and kind of cell, in the order of tables."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """One thing that was judged: ``value`` reached, of 1 or, with ``factor``, a factor.
+
+    ``aim`` is the most, or with ``more`` the least, None where there is none; ``of``: what of a set it is about, before
+    the aim's number; ``headline`` is what README calls it, empty for what stands in docs alone.
+    """
+
+    what: str
+    cases: int
+    value: float
+    aim: float | None = None
+    more: bool = False
+    factor: bool = False
+    others: Mapping[str, float] | None = None
+    headline: str = ""
+    of: str = ""
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the aim is reached; None where there is none."""
+        if self.aim is None:
+            return None
+        return bool(self.value >= self.aim if self.more else self.value <= self.aim)
+
+    def write_reached(self) -> str:
+        """Return whether the aim is reached in words."""
+        return {True: "yes", False: "no", None: NOTHING}[self.reached]
+
+    def write_value(self) -> str:
+        """Return what was reached in words."""
+        return self._write(self.value)
+
+    def _write(self, value: float) -> str:
+        return f"{value:.1f}" if self.factor else write_percent(value)
+
+    def write_aim(self) -> str:
+        """Return the aim in words."""
+        return NOTHING if self.aim is None else f"{'at least ' * self.more}{self.of}{write_percent(self.aim, 0)}"
+
+    def write_others(self) -> str:
+        """Return what others reach in words."""
+        return ", ".join(f"{self._write(value)} ({name})" for name, value in (self.others or {}).items()) or NOTHING
 
 
 def evaluate(

@@ -7,7 +7,6 @@ The page's section on Megatron-LM's peaks: how far off, case by case, and which 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from trioflow.base.units import BYTES_PER_GIB
 from trioflow.costmodel.uncertainty import COVERAGE
 from trioflow.parallel.memory.peak import DOUBTED
 from trioflow.report.pages import (
-    NOTHING,
     Cell,
     Page,
     Section,
@@ -56,7 +54,7 @@ from trioflow_evaluation.clusters.scores import (
     split_by_nodes,
     tabulate_reliability,
 )
-from trioflow_evaluation.evaluate import evaluate, render_scores
+from trioflow_evaluation.evaluate import Reached, evaluate, render_scores
 from trioflow_evaluation.tables import CLUSTER_MEMORY, CLUSTER_PEAKS, CLUSTER_STEPS
 
 OURS = "trioflow"
@@ -181,55 +179,7 @@ def _describe_plan(which: str, run: pd.Series | None) -> dict[str, Any]:
     return {which: text, f"{which}_tokens_per_s": float(tokens / run["measured_s"])}
 
 
-@dataclass(frozen=True)
-class Line:
-    """One thing that was judged: ``value`` reached, of 1 (a number of cases where ``counted``, or a ``factor``).
-
-    ``aim`` is the most, or with ``more`` the least; ``headline`` is what README calls it, empty for
-    what stands in docs alone.
-    """
-
-    what: str
-    cases: int
-    value: float
-    aim: float | None = None
-    more: bool = False
-    counted: bool = False
-    factor: bool = False
-    others: Mapping[str, float] | None = None
-    headline: str = ""
-
-    @property
-    def reached(self) -> bool:
-        """Whether there is an aim and it is reached."""
-        if self.aim is None:
-            return False
-        return self.value >= self.aim if self.more else self.value <= self.aim
-
-    def write_value(self) -> str:
-        """Return what was reached in words."""
-        return self._write(self.value)
-
-    def _write(self, value: float) -> str:
-        if self.factor:
-            return f"{value:.1f}"
-        return f"{value:.0f}" if self.counted else write_percent(value)
-
-    def write_aim(self) -> str:
-        """Return the aim in words."""
-        if self.aim is None:
-            return NOTHING
-        if self.counted:
-            return f"{self.aim:.0f}"
-        return f"{'at least ' if self.more else ''}{write_percent(self.aim, 0)}"
-
-    def write_others(self) -> str:
-        """Return what other ways reach in words."""
-        texts = [f"{self._write(value)} ({name})" for name, value in (self.others or {}).items()]
-        return ", ".join(texts) or NOTHING
-
-
-def judge_aims(memory: pd.DataFrame | None, steps: pd.DataFrame) -> list[Line]:
+def judge_aims(memory: pd.DataFrame | None, steps: pd.DataFrame) -> list[Reached]:
     """Return what was judged: steps (marked by ``scores.mark_crowded``), the choice of a plan, and memory where it was."""
     return [*_judge_steps(steps), *([] if memory is None else _judge_memory(memory))]
 
@@ -255,20 +205,20 @@ def _predict_judged(steps: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, NDArra
     return after[judged], ways
 
 
-def _judge_steps(steps: pd.DataFrame) -> list[Line]:
+def _judge_steps(steps: pd.DataFrame) -> list[Reached]:
     cases, ways = _predict_judged(steps)
     judged = {way: cases.assign(predicted_s=step_s) for way, step_s in ways.items()}
     beyond, fast = cases["tensor"] > GPUS_OF_A_NODE, cases["mfu"] > FAST
 
     def line(
         what: str, key: str, chosen: pd.Series, aim: float | None = None, more: bool = False, headline: str = ""
-    ) -> Line:
+    ) -> Reached:
         if not chosen.any():
-            return Line(what, 0, math.nan)
+            return Reached(what, 0, math.nan)
         scores = evaluate(((way, rows[chosen]) for way, rows in judged.items()), CELL)
         found = dict(zip(scores["group"], scores[key], strict=True))
         ours = found.pop(OURS)
-        return Line(what, int(chosen.sum()), ours, aim, more, others=found, headline=headline)
+        return Reached(what, int(chosen.sum()), ours, aim, more, others=found, headline=headline)
 
     every, median = beyond | ~beyond, "median_error"
     cells = choose_plans(cases, ways)
@@ -299,11 +249,11 @@ def _judge_steps(steps: pd.DataFrame) -> list[Line]:
     for name, rows in ((name, steps[steps["set"] == kind]) for name, kind in apart.items()):
         if len(rows):
             error = evaluate([("", rows)])[median][0]
-            lines.append(Line(f"step, median error: {name}", len(rows), error))
+            lines.append(Reached(f"step, median error: {name}", len(rows), error))
     lines += [
         *_judge_intervals(cases),
         *_judge_chances(cases),
-        Line(
+        Reached(
             "throughput lost by the plan predicted to be fastest, mean of cells",
             len(cells),
             float(cells[OURS].mean()),
@@ -313,39 +263,41 @@ def _judge_steps(steps: pd.DataFrame) -> list[Line]:
         ),
     ]
     if CAREFUL in cells:
-        lines.append(Line(f"the same, {CAREFUL}", len(cells), float(cells[CAREFUL].mean())))
+        lines.append(Reached(f"the same, {CAREFUL}", len(cells), float(cells[CAREFUL].mean())))
     return lines
 
 
-def _judge_intervals(cases: pd.DataFrame) -> list[Line]:
+def _judge_intervals(cases: pd.DataFrame) -> list[Reached]:
     row = score_intervals(cases).to_dict("records")[0]
     covered, wide = ({ONE_FOR_ALL: row[name]} for name in ("naive_covered", "naive_width"))
     return [
-        Line(
+        Reached(
             "measured step inside the 80 % interval", len(cases), row["ours_covered"], 0.75, more=True, others=covered
         ),
-        Line(
+        Reached(
             "median width of the interval, high over low end", len(cases), row["ours_width"], factor=True, others=wide
         ),
     ]
 
 
-def _judge_chances(cases: pd.DataFrame) -> list[Line]:
+def _judge_chances(cases: pd.DataFrame) -> list[Reached]:
     """Return how far stated probabilities are from shares of pairs."""
     groups = score_chances(cases)
     what = "stated probability that a plan is the faster one, off the share of pairs where it was"
-    return [Line(what, int(groups["pairs"].sum()), measure_miss(groups), 0.05)] if len(groups) else []
+    return [Reached(what, int(groups["pairs"].sum()), measure_miss(groups), 0.05)] if len(groups) else []
 
 
-def _judge_memory(cases: pd.DataFrame) -> list[Line]:
+def _judge_memory(cases: pd.DataFrame) -> list[Reached]:
     judged = judge_survival(choose_cases(cases))
     scores = score_survival(judged).iloc[0]
     ran = int(scores["sized"])
     return [
-        Line("reserved peak, median error", ran, scores["reserved"], 0.06, headline="median error of reserved memory"),
-        Line("reserved peak, 90th percentile of the error", ran, scores["reserved_90"], 0.10),
-        Line("allocated peak of the update, median error", ran, scores["update"], 0.04),
-        Line(
+        Reached(
+            "reserved peak, median error", ran, scores["reserved"], 0.06, headline="median error of reserved memory"
+        ),
+        Reached("reserved peak, 90th percentile of the error", ran, scores["reserved_90"], 0.10),
+        Reached("allocated peak of the update, median error", ran, scores["update"], 0.04),
+        Reached(
             "runs whose odds say rightly whether they survive, their model left out",
             len(judged),
             scores["accuracy"],
@@ -495,13 +447,13 @@ def build_clusters_page(memory: str | Path, steps: str | Path, peaks: str | Path
     found = ", ".join(
         f"{line.headline} {line.write_value()}" for line in lines if line.headline and line.aim is not None
     )
-    reached = count_reached(None if line.aim is None else line.reached for line in lines)
+    reached = count_reached(line.reached for line in lines)
     made_from, files = " from nanotron's own table of runs", [memory, steps, peaks]
     verdict = f"{reached} {found[:1].upper()}{found[1:]}."
     write_page(page, Page(TITLE, content, _LEAD, made_from, verdict, _WORDS, schemas, files))
 
 
-def render_aims(lines: Sequence[Line]) -> str:
+def render_aims(lines: Sequence[Reached]) -> str:
     """Return each aim beside what was reached, and what other ways reach."""
     fields = [
         words("judged", "", "over all cases, none left out", lambda line: line.what),
@@ -510,7 +462,7 @@ def render_aims(lines: Sequence[Line]) -> str:
         numbers(
             "trioflow", "", "what was reached", lambda line: Cell(line.write_value(), line.value), lambda line: line
         ),
-        words("aim reached", "", "", lambda line: "" if line.aim is None else "yes" if line.reached else "no"),
+        words("aim reached", "", "", lambda line: line.write_reached()),
         words("others", "", "what they reach; the trees saw nine tenths of the runs", lambda line: line.write_others()),
     ]
     return render_records(lines, fields, "Aims")

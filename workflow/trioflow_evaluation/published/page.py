@@ -47,6 +47,7 @@ from trioflow.report.pages import (
 from trioflow.report.scores import MODELS, ORACLE, OURS, SCORES, list_scaling, score_published
 
 from trioflow_evaluation.drawing import draw_lines, draw_panels
+from trioflow_evaluation.evaluate import Reached
 from trioflow_evaluation.published.cases import PUBLISHED, SETS, SOURCE, describe_set, list_disclosures
 from trioflow_evaluation.published.judge import ANCHORS, PROPORTIONAL, RESCALED
 
@@ -80,17 +81,16 @@ def render_summary(scores: pd.DataFrame) -> str:
             Column(title, detail, SCORES[key]), lambda name: score_cell(key, score_of(scores, name, OURS)[key])
         )
 
-    reached = {True: "yes", False: "no", None: NOTHING}
     fields = [
         words("set", "", "cases that are averaged together", lambda name: Cell(describe_set(name).title, name, name)),
         ours("cases", "", "cases"),
         Field(
             Column("aim", "", "mean absolute error, or error of scaling, that was aimed at"),
-            lambda name: Cell(read_aim(scores, name)[0]),
+            lambda name: Cell(read_aim(scores, name).write_aim()),
         ),
         ours("trioflow", "mean absolute", "mean_absolute_error"),
         ours("scaling", "mean absolute", "scaling_error"),
-        words("reached", "", "whether the aim was reached", lambda name: reached[read_aim(scores, name)[1]]),
+        words("reached", "", "whether the aim was reached", lambda name: read_aim(scores, name).write_reached()),
         *map(rival, _OTHERS),
         ours("median", "absolute", "median_absolute_error"),
         ours("worst", "signed", "worst_error"),
@@ -104,15 +104,12 @@ def render_summary(scores: pd.DataFrame) -> str:
     return render_records(dict.fromkeys(scores["set"]), fields, "Sets, aims and what was reached")
 
 
-def read_aim(scores: pd.DataFrame, name: str) -> tuple[str, bool | None]:
-    """Return a set's aim in words, and whether it was reached; None where there is none."""
+def read_aim(scores: pd.DataFrame, name: str) -> Reached:
+    """Return what a set reached of its aim, on the error or else on that of scaling."""
     words, ours = describe_set(name), score_of(scores, name, OURS)
-    if words.aim is not None:
-        return write_percent(words.aim, 0), bool(ours["mean_absolute_error"] <= words.aim)
-    if words.scaling_aim is not None and ours["scaling_cases"]:
-        text = f"scaling {write_percent(words.scaling_aim, 0)}"
-        return text, bool(ours["scaling_error"] <= words.scaling_aim)
-    return NOTHING, None
+    if words.aim is None and words.scaling_aim is not None and ours["scaling_cases"]:
+        return Reached(words.title, int(ours["cases"]), ours["scaling_error"], words.scaling_aim, of="scaling ")
+    return Reached(words.title, int(ours["cases"]), ours["mean_absolute_error"], words.aim)
 
 
 def render_cases(cases: pd.DataFrame, name: str) -> str:
@@ -532,11 +529,11 @@ def _conclude(scores: pd.DataFrame, names: Iterable[str]) -> str:
     aims = {name: read_aim(scores, name) for name in names}
     errors = [
         f"{describe_set(name).title} {write_percent(score_of(scores, name, OURS)['mean_absolute_error'])}"
-        for name, (_, reached) in aims.items()
-        if reached is not None
+        for name, one in aims.items()
+        if one.aim is not None
     ]
     return (
-        f"{count_reached(reached for _, reached in aims.values())} Mean absolute errors: {'; '.join(errors)}."
+        f"{count_reached(one.reached for one in aims.values())} Mean absolute errors: {'; '.join(errors)}."
         if errors
         else ""
     )

@@ -10,9 +10,9 @@ from typing import Any
 
 import pandas as pd
 from trioflow.base.provenance import read_own_records
-from trioflow.report.pages import NOTHING, write_percent
 
 from trioflow_evaluation import DATA
+from trioflow_evaluation.evaluate import Reached
 from trioflow_evaluation.validation.operators import MOST_TRAINED
 
 SOURCE = "the project, set before the first case was judged"
@@ -69,28 +69,21 @@ _WEIGHTS = {
 }
 
 
-@dataclass(frozen=True)
-class ReachedAim:
-    """What was reached of an aim."""
+@dataclass(frozen=True, kw_only=True)
+class ReachedAim(Reached):
+    """What was reached of an aim: a mean absolute error, the oracle's added to the limit where that comes on top."""
 
-    aim: Aim
+    goal: Aim
     # Pooled scores, those of ``CASE_SCORES`` that are means or counts: of the model that ships, and of
     # the other model with the smallest mean absolute error, with that model's name; None without others.
     ours: Mapping[str, Any]
     best: Mapping[str, Any] | None
     best_model: str
-    # What is aimed at, with the oracle's error where it comes on top, and whether it is reached; None
-    # where there is no aim.
-    limit: float | None
-    reached: bool | None
 
-    def write_limit(self) -> str:
+    def write_aim(self) -> str:
         """Write what the aim asks for; a dash where there is none."""
-        if self.aim.limit is None:
-            return NOTHING
-        if self.aim.over_oracle:
-            return f"oracle + {100 * self.aim.limit:g} points"
-        return write_percent(self.aim.limit, 0)
+        limit = self.goal.limit if self.goal.over_oracle else None
+        return super().write_aim() if limit is None else f"oracle + {100 * limit:g} points"
 
 
 def reach_aims(summary: pd.DataFrame) -> list[ReachedAim]:
@@ -106,11 +99,11 @@ def reach_aims(summary: pd.DataFrame) -> list[ReachedAim]:
             continue
         rivals = {name: entry for name, entry in pooled.items() if name not in KNOWS_THE_ANSWER}
         best = min(rivals, key=lambda name: rivals[name]["mean_absolute_error"], default="")
-        limit = aim.limit
-        if limit is not None and aim.over_oracle:
-            limit += ours["oracle_mean_absolute_error"] or 0.0
-        reached = None if limit is None else ours["mean_absolute_error"] <= limit
-        found.append(ReachedAim(aim, ours, rivals.get(best), best, limit, reached))
+        over = ours["oracle_mean_absolute_error"] if aim.over_oracle else None
+        limit = None if aim.limit is None else aim.limit + (over or 0.0)
+        scores: dict[str, Any] = {"goal": aim, "ours": ours, "best": rivals.get(best), "best_model": best}
+        error = ours["mean_absolute_error"]
+        found.append(ReachedAim(aim.title, ours["cases"], error, limit, headline=aim.headline, **scores))
     return found
 
 

@@ -63,7 +63,6 @@ from trioflow_evaluation.validation.aims import (
 
 def render_aims(summary: pd.DataFrame) -> str:
     """Return the table of aims beside what was reached."""
-    reached = {None: NOTHING, True: "yes", False: "no"}
 
     def oracle(entry: ReachedAim) -> Cell:
         there = f"{entry.ours['oracle_cases']}; {write_percent(entry.ours['beside_oracle_error'])}"
@@ -82,18 +81,18 @@ def render_aims(summary: pd.DataFrame) -> str:
             "what is averaged",
             "what others report",
             "part of a set, and its quantity",
-            lambda entry: Cell(entry.aim.title, None, entry.aim.others),
+            lambda entry: Cell(entry.what, None, entry.goal.others),
         ),
         ours("cases", "", "cases", "count"),
         numbers(
             "aim",
             "mean absolute",
             f"from {SOURCE}; 'oracle +' comes on top of the oracle's error",
-            lambda entry: Cell(entry.write_limit(), "" if entry.limit is None else entry.limit),
+            lambda entry: Cell(entry.write_aim(), "" if entry.aim is None else entry.aim),
             itself,
         ),
         ours("trioflow", "mean absolute", "mean_absolute_error"),
-        words("reached", "", "whether the mean absolute error is within the aim", lambda entry: reached[entry.reached]),
+        words("reached", "", "whether the mean absolute error is within the aim", lambda entry: entry.write_reached()),
         numbers("best other", "model", "smallest mean absolute error of all other models", best_other, itself),
         numbers(
             "oracle",
@@ -114,9 +113,9 @@ def render_misses(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
     for entry in reach_aims(summary):
         if entry.reached is not False:
             continue
-        rows = select_cases(cases, entry.aim)
+        rows = select_cases(cases, entry.goal)
         error = write_percent(entry.ours["mean_absolute_error"])
-        title = f"{entry.aim.title}: {error}, aim {entry.write_limit()}"
+        title = f"{entry.what}: {error}, aim {entry.write_aim()}"
         split = split_error(rows)
         summary_text = render_paragraph(_describe_split(split, entry.ours))
         folded = render_details("What the error is made of", _render_split(split))

@@ -21,7 +21,7 @@ from trioflow_evaluation.clusters import bridge
 from trioflow_evaluation.clusters import scores as survival
 from trioflow_evaluation.clusters.bridge import Rate, cut_stages, judge_rates, plan_rate, read_rates
 from trioflow_evaluation.clusters.bridge_page import build_bridge_page, score_rates, write_degrees, write_rates_table
-from trioflow_evaluation.clusters.page import CAREFUL, Line, describe_causes, judge_aims, render_aims, score_intervals
+from trioflow_evaluation.clusters.page import CAREFUL, describe_causes, judge_aims, render_aims, score_intervals
 from trioflow_evaluation.clusters.scores import (
     BEFORE,
     FAILED,
@@ -33,6 +33,7 @@ from trioflow_evaluation.clusters.scores import (
     score_chances,
     score_steps,
 )
+from trioflow_evaluation.evaluate import Reached
 from trioflow_evaluation.tables import CLUSTER_RATES
 
 pytest.importorskip("sklearn")
@@ -97,11 +98,11 @@ def make_memory() -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def lines() -> dict[str, Line]:
+def lines() -> dict[str, Reached]:
     return {line.what: line for line in judge_aims(make_memory(), make_steps())}
 
 
-def test_every_line_counts_all_cases(lines: dict[str, Line]) -> None:
+def test_every_line_counts_all_cases(lines: dict[str, Reached]) -> None:
     assert lines["step, median error: tensor groups inside a node"].cases == 6
     assert lines["step, median error: tensor groups inside a node"].value == pytest.approx(0.15)
     assert lines["step, median error: MFU above 10 %"].cases == 4
@@ -115,11 +116,11 @@ def test_every_line_counts_all_cases(lines: dict[str, Line]) -> None:
     assert lines["allocated peak of the update, median error"].value == pytest.approx(0.2)
 
 
-def test_an_aim_may_be_a_least(lines: dict[str, Line]) -> None:
+def test_an_aim_may_be_a_least(lines: dict[str, Reached]) -> None:
     order = lines["pairs of a model's runs on as many nodes of one network in the measured order"]
     assert order.write_aim() == "at least 85 %"
     assert order.reached == (order.value >= 0.85)
-    assert Line("", 1, 0.9, 0.85, more=True).reached and not Line("", 1, 0.9, 0.85).reached
+    assert Reached("", 1, 0.9, 0.85, more=True).reached and not Reached("", 1, 0.9, 0.85).reached
     choice = lines["throughput lost by the plan predicted to be fastest, mean of cells"]
     assert choice.cases == 2
     assert set(choice.others or {}) == {"rule", "constant MFU"}
@@ -171,7 +172,7 @@ def test_fitted_runs_stand_apart() -> None:
     assert BEFORE not in groups
 
 
-def test_readme_and_pages_hold_the_same_lines(lines: dict[str, Line]) -> None:
+def test_readme_and_pages_hold_the_same_lines(lines: dict[str, Reached]) -> None:
     result = describe_clusters(list(lines.values()), "Why.")
     ((_, headline),) = result.lines
     assert [row[1] for row in result.rows] == [str(lines[what].cases) for what in (STEPS, SURVIVAL)]
