@@ -7,6 +7,7 @@ import re
 from xml.etree import ElementTree
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -185,13 +186,13 @@ def test_merging_loses_nothing_and_adds_only_slivers(spans, thinnest):
         assert np.any((bars[:, 0] <= a + 1e-9) & (ends >= b - 1e-9))
     assert np.all(bars[1:, 0] >= ends[:-1] - 1e-9)
     # What is drawn beyond the bars lies in gaps shorter than the thinnest bar.
-    added = bars[:, 1].sum() - busy_time(start, end)
+    added = bars[:, 1].sum() - busy_time(pd.DataFrame({"start_s": start, "end_s": end}))
     assert -1e-6 <= added <= thinnest * len(spans) + 1e-6
 
 
 def test_busy_time_is_the_union():
-    assert busy_time(np.array([0.0, 1.0, 5.0]), np.array([2.0, 3.0, 6.0])) == pytest.approx(4.0)
-    assert busy_time(np.array([]), np.array([])) == 0
+    assert busy_time(pd.DataFrame({"start_s": [0.0, 1.0, 5.0], "end_s": [2.0, 3.0, 6.0]})) == pytest.approx(4.0)
+    assert busy_time(pd.DataFrame({"start_s": [], "end_s": []})) == 0
 
 
 def test_lanes_are_by_rank_then_stream_and_keep_their_busy_time():

@@ -26,7 +26,11 @@ def test_the_first_plan_is_what_simulate_answers_and_search_ranks_first(best: Be
     answer = best.to_dict()
     first = answer["shown"][0]
     assert best.prediction.step_time_s == first["step_time_s"] == answer["best"]["step_time_s"]
-    assert first == best.found["ranking"][0] and best.best.ranks == 4 and len(best.to_frame()) == len(answer["ranking"])
+    assert (
+        first == best.found["ranking"][0]
+        and best.prediction.task_graph.metadata.plan.ranks == 4
+        and len(best.to_frame()) == len(answer["ranking"])
+    )
     assert first["run"]["cost"] == pytest.approx(1e10 / first["tokens_per_s"] * 4 / 3600 * 2.0)
     assert first["run"]["energy_j"] == pytest.approx(first["run"]["gpu_hours"] * 3600 * 700)
     assert sum(answer["parts_s"].values()) == pytest.approx(first["step_time_s"])

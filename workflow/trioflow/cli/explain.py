@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from zipfile import is_zipfile
 
 import numpy as np
+import pandas as pd
 
 from trioflow.base.errors import InputError, TableError, TrioflowError
 from trioflow.base.input_files import read_text
@@ -38,6 +39,7 @@ from trioflow.network.collectives import CollectivePlanner, compute_wire_bytes
 from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import choose_collectives, predict
 from trioflow.prediction.explain import Explanation, Measured, explain
+from trioflow.report.scores import score_cases
 from trioflow.trace.facts import UNTIMED
 from trioflow.trace.importers.detect import import_trace
 from trioflow.trace.importers.options import ImportOptions
@@ -201,17 +203,10 @@ def _summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
     summary: dict[str, Any] = {"cases": len(rows), "refused": len(rows) - len(judged)}
     if not judged:
         return summary
-    errors = [row["error"] for row in judged]
+    scores = score_cases(pd.DataFrame(judged).assign(oracle_s=np.nan, extrapolated=np.nan, group=""), ["group"])
+    names = ("mean_absolute_error", "median_absolute_error", "bias", "worst_error", "coverage", "mean_relative_width")
     worst = max(judged, key=lambda row: abs(row["error"]))
-    return summary | {
-        "mean_absolute_error": statistics.fmean(map(abs, errors)),
-        "median_absolute_error": statistics.median(map(abs, errors)),
-        "bias": statistics.fmean(errors),
-        "worst_error": worst["error"],
-        "worst_case": worst["case"],
-        "coverage": statistics.fmean(row["covered"] for row in judged),
-        "mean_relative_width": statistics.fmean(row["width"] for row in judged),
-    }
+    return summary | {name: float(scores[name][0]) for name in names} | {"worst_case": worst["case"]}
 
 
 def _format_row(row: dict[str, Any]) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ from trioflow.report.scores import OURS, SCORES, score_model
 from trioflow.tables import meanings
 
 PARTS = (COMPUTE, COMMUNICATION, OVERLAP, HOST, REMAINDER)
-_COLOURS = {
+_COLOURS: dict[Any, Any] = {
     COMPUTE: style.BLUE,
     COMMUNICATION: style.ORANGE,
     OVERLAP: style.GREEN,
@@ -68,20 +68,15 @@ def draw_attribution(table: pd.DataFrame, errors: pd.DataFrame) -> Figure:
     with style.figure_style():
         figure = style.new_figure(1.4 + 0.26 * len(names))
         axes = figure.subplots()
-        ends = {sign: np.zeros(len(names)) for sign in (-1, 1)}
-        for part in PARTS:
-            values = wide[part].to_numpy(np.float64)
-            for sign in (-1, 1):
-                width = np.where(values * sign > 0, values, 0.0)
-                hatch = "////" if part == REMAINDER else None
-                axes.barh(
-                    rows, width, 0.66, ends[sign], color=_COLOURS[part], hatch=hatch, edgecolor="white", linewidth=0.4
-                )
-                ends[sign] = ends[sign] + width
+        wide.plot.barh(
+            stacked=True, ax=axes, width=0.66, color=_COLOURS, edgecolor="white", linewidth=0.4, legend=False
+        )
+        for bar in axes.containers[PARTS.index(REMAINDER)]:
+            bar.set_hatch("////")
         total = 100 * errors["relative_error"].to_numpy(np.float64)
         axes.plot(total, rows, "D", color=style.INK, markersize=4.5, zorder=5)
         axes.axvline(0, color=style.INK, linewidth=1)
-        reach = max(float(np.abs(ends[1]).max()), float(np.abs(ends[-1]).max()), 1.0)
+        reach = max(1.0, *(float((sign * wide).clip(lower=0).sum(axis=1).max()) for sign in (1, -1)))
         axes.set_xlim(-1.12 * reach, 1.3 * reach)
         for row, value in zip(rows, total, strict=True):
             axes.text(
@@ -92,6 +87,7 @@ def draw_attribution(table: pd.DataFrame, errors: pd.DataFrame) -> Figure:
             yticklabels=names,
             ylim=(len(names) - 0.4, -0.6),
             xlabel="part of the signed error [% of the measured median]",
+            ylabel="",
         )
         axes.grid(axis="y", visible=False)
         axes.set_title("signed error", loc="right", fontsize=9.5)

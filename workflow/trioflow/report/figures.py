@@ -25,7 +25,7 @@ from trioflow.costmodel.collectives.model import CollectiveCostModel
 from trioflow.engine.program import COMMUNICATION_KINDS
 from trioflow.engine.result import select_communication, select_compute
 from trioflow.report import style
-from trioflow.report.intervals import Intervals, merge_intervals, subtract_intervals
+from trioflow.report.intervals import Intervals, measure_intervals, merge_intervals, subtract_intervals
 from trioflow.report.pages import write_range, write_signed, write_time
 from trioflow.tables import LOST_NS, STREAMS
 
@@ -82,11 +82,9 @@ def merge_thin_bars(
     return bars
 
 
-def busy_time(start_s: np.ndarray[Any, Any], end_s: np.ndarray[Any, Any]) -> float:
-    """Return the length [s] of the union of bars."""
-    order = np.argsort(start_s, kind="stable")
-    reached = np.maximum.accumulate(np.append(-np.inf, end_s[order]))[:-1]
-    return float(np.maximum(end_s[order] - np.maximum(start_s[order], reached), 0.0).sum())
+def busy_time(tasks: pd.DataFrame) -> float:
+    """Return the time in which any of some tasks runs [s]."""
+    return measure_intervals(merge_intervals(zip(tasks["start_s"], tasks["end_s"], strict=True)))
 
 
 def find_compute(timeline: pd.DataFrame) -> dict[int, Intervals]:
@@ -138,7 +136,7 @@ def build_lanes(timeline: pd.DataFrame, source: str, thinnest_s: float) -> list[
             )
             for colour, group in part.groupby("colour")
         }
-        busy_s = busy_time(part["start_s"].to_numpy(dtype=float), part["end_s"].to_numpy(dtype=float))
+        busy_s = busy_time(part)
         tasks = {str(colour): group for colour, group in part.groupby("colour")}
         lanes.append(_Lane(int(rank), source, str(stream), bars, tasks, busy_s))
     for rank in timeline.loc[select_communication(timeline), "rank"].unique():

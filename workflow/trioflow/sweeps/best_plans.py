@@ -10,7 +10,6 @@ import pandas as pd
 from trioflow.base.ahead import count_jobs
 from trioflow.base.arguments import check_names, show_fields
 from trioflow.base.errors import InputError
-from trioflow.base.plan_row import Plan
 from trioflow.costmodel.choices import read_gpus
 from trioflow.formats.launch import FRAMEWORKS, express
 from trioflow.network.across_nodes import INTER_NODE, open_platform
@@ -51,11 +50,6 @@ class BestPlans:
     run: dict[str, Any]
     assumed: dict[str, Any]
     launch: dict[str, dict[str, str]]
-
-    @property
-    def best(self) -> Plan:
-        """The first plan."""
-        return self.prediction.task_graph.metadata.plan
 
     def to_frame(self) -> pd.DataFrame:
         """Return the whole ranking, a row a plan."""

@@ -90,8 +90,7 @@ def list_live_rows(
 
 def count_busy_s(tasks: pd.DataFrame) -> float:
     """Return the time in which any rank of a step computes or moves data [s]."""
-    busy = tasks[tasks["kind"] != HOST]
-    return busy_time(busy["start_s"].to_numpy(np.float64), busy["end_s"].to_numpy(np.float64))
+    return busy_time(tasks[tasks["kind"] != HOST])
 
 
 def use_busy_time(
