@@ -157,6 +157,8 @@ def test_an_attention_in_several_operators_is_found(transformer_trace):
             "input_ids": [[2 * i, 2 * i + 1] for i in range(len(rows))],
             "forward_op_id": pd.array([None] * len(rows), dtype="Int64"),
             "sequence_number": range(len(rows)),
+            **{name: [0] * len(rows) for name in ("flop", "write_bytes")},
+            **{name: [[]] * len(rows) for name in ("output_ids", "input_shapes", "output_shapes")},
         }
     )
     backward = forward.assign(

@@ -19,17 +19,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError
 from trioflow.base.plan_row import TO_THE_END
 from trioflow.base.precision_recipes import PYTORCH
 from trioflow.base.provenance import PACKAGE, read_table
-from trioflow.parallel.model_graph import ModelGraph, of_model
+from trioflow.parallel.model_graph import ModelGraph, Operator, of_model
 from trioflow.parallel.splits.pipeline import is_inside, loss_operators
 from trioflow.parallel.splits.routing import find_expert_modules
-from trioflow.tables import records
-from trioflow.trace.store import Trace, pipeline_units
+from trioflow.trace.store import pipeline_units
 
 _FUSED_ATTENTION = ("aten::scaled_dot_product_attention", "aten::_scaled_dot_product_")
 """How the names of operators begin that are an attention's products and softmax in one."""
@@ -116,15 +116,14 @@ def _find_kept(trace: ModelGraph, policy: str, blocks: Sequence[Sequence[int]]) 
     if row is None:
         raise PlanError(f"recompute save:{policy}: no such policy", fix=f"use {', '.join(POLICIES)}")
     words = row["saves"].split()
-    names = trace.operators["name"].tolist()
-    leaves = [str(module).rpartition(".")[2] for module in trace.operators["module"]]
+    rows = trace.rows
     attentions = _list_attentions(trace)
     ends = {"scores": 0, "context": -1}
     kept = {part[ends[word]] for part in attentions for word in words if word in ends}
     chosen = {leaf for word in words for leaf in _LAYERS.get(word, ())}
     for block in blocks:
-        linear = [op for op in block if names[op].endswith(_LINEAR)]
-        saved = [op for op in linear if "linear" in words or leaves[op] in chosen]
+        linear = [op for op in block if rows[op].name.endswith(_LINEAR)]
+        saved = [op for op in linear if "linear" in words or rows[op].module.rpartition(".")[2] in chosen]
         kept |= set(saved[:: 2 if row["alternates"] == "yes" else 1])
     if words and not kept:
         raise PlanError(
@@ -158,27 +157,20 @@ def _make_region(operators: Sequence[int], saved: dict[int, _Saved], stops: bool
 
 def _find_saved(trace: ModelGraph) -> dict[int, _Saved]:
     """Return the forward operators that keep something for backward: those of an autograd node take all that it kept."""
-    storage = trace.storage
-    phase = trace.operators["phase"].tolist()
-    makers: dict[int, int | None] = {}
-    for index, row in zip(storage, records(trace.tensors, "producer_op_id"), strict=True):
-        makers.setdefault(index, row["producer_op_id"])
-    nodes: dict[tuple[int, Any], list[int]] = {}
-    kept: dict[tuple[int, Any], set[int]] = {}
-    for row in records(trace.operators, "op_id", "phase", "forward_op_id", "sequence_number", "input_ids"):
-        if row["phase"] != "backward" or row["forward_op_id"] is None:
-            continue
-        node = (int(row["forward_op_id"]), row["sequence_number"])
-        nodes.setdefault(node, []).append(int(row["op_id"]))
-        for index in row["input_ids"]:
-            maker = makers[storage[index]]
-            if maker is None or phase[maker] == "forward":
-                kept.setdefault(node, set()).add(-1 if maker is None else maker)
+    first_makers = zip(reversed(trace.storage), reversed(trace.tensors["producer_op_id"].tolist()), strict=True)
+    makers = {storage: None if pd.isna(maker) else trace.rows[int(maker)] for storage, maker in first_makers}
     found: dict[int, _Saved] = {}
-    for node, sources in kept.items():
-        forward = node[0]
-        known = found.get(forward, _Saved(frozenset(), False))
-        found[forward] = _Saved(known.readers | frozenset(nodes[node]), known.result or forward in sources)
+    for forward, rows in trace.backward_of.items():
+        nodes: dict[int | None, list[Operator]] = {}
+        for row in rows:
+            nodes.setdefault(row.sequence_number, []).append(row)
+        for node in nodes.values():
+            sources = [makers[storage] for row in node for storage in row.reads]
+            kept = [maker for maker in sources if maker is None or maker.phase == "forward"]
+            if kept:
+                known = found.get(forward, _Saved(frozenset(), False))
+                result = any(maker is not None and maker.op_id == forward for maker in kept)
+                found[forward] = _Saved(known.readers | {row.op_id for row in node}, known.result or result)
     return found
 
 
@@ -197,19 +189,15 @@ def _list_blocks(trace: ModelGraph, word: str, count: int, cut: Sequence[Sequenc
     return found
 
 
-def list_units(trace: Trace) -> list[list[int]]:
+@of_model
+def list_units(trace: ModelGraph) -> list[list[int]]:
     """Return the forward operators of each unit, from its first module's to its last's."""
     loss = loss_operators(trace) if pipeline_units(trace) else set()
-    forward = [
-        (int(row["op_id"]), str(row["module"]))
-        for row in records(trace.operators, "op_id", "phase", "module")
-        if row["phase"] == "forward" and row["op_id"] not in loss
-    ]
+    forward = [row for row in trace.forward if row.op_id not in loss]
     regions = []
     for paths in pipeline_units(trace).values():
-        inside = [op for op, module in forward if is_inside(module, paths)]
-        if inside:
-            regions.append([op for op, _ in forward if inside[0] <= op <= inside[-1]])
+        if inside := [row.op_id for row in forward if is_inside(row.module, paths)]:
+            regions.append([row.op_id for row in forward if inside[0] <= row.op_id <= inside[-1]])
     return regions
 
 
@@ -220,13 +208,12 @@ def _list_modules(trace: ModelGraph, words: Sequence[str]) -> list[list[int]]:
             f"recompute modules:{','.join(words)}: {unknown[0]} is not built", fix=f"use {', '.join(MODULES)}"
         )
     experts = find_expert_modules(trace)
-    forward = trace.operators[trace.operators["phase"] == "forward"]
     spans = _list_attentions(trace) if CORE_ATTENTION in words else []
     for word in set(words) - {CORE_ATTENTION}:
         inside: dict[str, list[int]] = {}
-        for op_id, module in zip(forward["op_id"], forward["module"], strict=True):
-            if at := re.match(rf"({MODULES[word]})(\.|$)", str(module)):
-                inside.setdefault(at[1], []).append(int(op_id))
+        for row in trace.forward:
+            if at := re.match(rf"({MODULES[word]})(\.|$)", row.module):
+                inside.setdefault(at[1], []).append(row.op_id)
         for path, ops in inside.items():
             if word == "shared_experts" or any(is_inside(m, [path]) for m in experts) == (word == "moe"):
                 spans.append(list(range(ops[0], ops[-1] + 1)))
@@ -236,26 +223,21 @@ def _list_modules(trace: ModelGraph, words: Sequence[str]) -> list[list[int]]:
 
 def _list_attentions(trace: ModelGraph) -> list[list[int]]:
     """Return the operators of each attention: one fused, or from product over softmax to product."""
-    rows = records(trace.operators, "op_id", "phase", "name", "module", "input_ids")
-    rows = [row for row in rows if row["phase"] == "forward"]
-    category = trace.category
+    rows, products = trace.forward, [_mixes(row, trace.category) for row in trace.forward]
     regions = []
     for place, row in enumerate(rows):
-        if str(row["name"]).startswith(_FUSED_ATTENTION):
-            regions.append([int(row["op_id"])])
-        elif row["name"] in _SOFTMAXES:
-            before = next((r for r in reversed(rows[:place]) if _mixes(r, category)), None)
-            after = next((r for r in rows[place:] if _mixes(r, category)), None)
-            if before and after and before["module"] == after["module"]:
-                ends = (int(before["op_id"]), int(after["op_id"]))
-                regions.append([int(r["op_id"]) for r in rows if ends[0] <= r["op_id"] <= ends[1]])
+        if row.name.startswith(_FUSED_ATTENTION):
+            regions.append([row.op_id])
+        elif row.name in _SOFTMAXES and any(products[:place]) and any(products[place:]):
+            first, last = (place - 1 - products[:place][::-1].index(True), products.index(True, place))
+            if rows[first].module == rows[last].module:
+                regions.append([one.op_id for one in rows[first : last + 1]])
     return regions
 
 
-def _mixes(row: dict[str, Any], category: Sequence[str]) -> bool:
+def _mixes(row: Operator, category: Sequence[str]) -> bool:
     """Return whether an operator multiplies two activations."""
-    factors = [category[i] for i in row["input_ids"]]
-    return row["name"] in PRODUCTS and factors.count("activation") >= 2
+    return row.name in PRODUCTS and [category[i] for i in row.input_ids].count("activation") >= 2
 
 
 @dataclass
@@ -280,40 +262,33 @@ def split_backward(
     host's time; what reading twice costs more is left out. Raises PlanError when the trace does not say what operators
     read and write.
     """
-    rows = [
-        row
-        for row in records(trace.operators, "op_id", "phase", "flop", "input_ids", "output_ids")
-        if row["phase"] == "backward" and int(row["op_id"]) not in left_out
-    ]
-    mine = [row for row in rows if stage_of[row["op_id"]] == stage]
+    rows = [row for row in trace.backward if row.op_id not in left_out]
+    mine = [row for row in rows if stage_of[row.op_id] == stage]
     if stage == 0:
-        return BackwardSplit([], [int(row["op_id"]) for row in mine])
-    storage, category, size = trace.storage, trace.category, trace.size
-    listed = {index for row in mine for index in row["output_ids"]}
-    needed, needed_storages = set(), set()
+        return BackwardSplit([], [row.op_id for row in mine])
+    listed = {index for row in mine for index in row.output_ids}
+    needed, needed_storages = set[int](), set[int]()
 
-    def need(row: dict[str, list[int]]) -> None:
-        for index in row["input_ids"]:
-            needed.add(index)
-            if index not in listed:  # a view that no operator shows
-                needed_storages.add(storage[index])
+    def need(row: Operator) -> None:
+        needed.update(row.input_ids)
+        # A view that no operator shows
+        needed_storages.update(trace.storage[index] for index in row.input_ids if index not in listed)
 
-    for row in rows:
-        if stage_of[row["op_id"]] < stage:
-            need(row)
+    before = [row for row in rows if stage_of[row.op_id] < stage]
+    for row in before:
+        need(row)
     split = BackwardSplit()
     for row in reversed(mine):
-        op_id, outputs = int(row["op_id"]), row["output_ids"]
-        gradients = [i for i in outputs if category[i] == "gradient"]
-        if not any(i in needed or storage[i] in needed_storages for i in outputs):
-            split.for_weight.append(op_id)
-            continue
-        need(row)
-        split.for_input.append(op_id)
-        if gradients:
-            split.for_weight.append(op_id)
-            split.input_share[op_id] = _share_of_input(row, gradients, size)
-    if not split.for_input and any(stage_of[row["op_id"]] < stage for row in rows):
+        gradients = [i for i in row.output_ids if trace.category[i] == "gradient"]
+        wanted = not needed.isdisjoint(row.output_ids) or not needed_storages.isdisjoint(row.makes)
+        if wanted:
+            need(row)
+            split.for_input.append(row.op_id)
+        if gradients or not wanted:
+            split.for_weight.append(row.op_id)
+        if gradients and wanted:
+            split.input_share[row.op_id] = _share_of_input(row, gradients, trace.size)
+    if not split.for_input and before:
         raise PlanError(
             f"the trace does not say what the backward of stage {stage} hands to the stage before",
             fix="capture it again with its tensors, or use a schedule with whole backwards",
@@ -323,11 +298,11 @@ def split_backward(
     return split
 
 
-def _share_of_input(row: dict[str, Any], gradients: Sequence[int], size: Sequence[int]) -> float:
-    if row["flop"]:
+def _share_of_input(row: Operator, gradients: Sequence[int], size: Sequence[int]) -> float:
+    if row.flop:
         return 0.5
-    read, outputs = sum(size[i] for i in row["input_ids"]), row["output_ids"]
-    moved = [read + sum(size[i] for i in outputs if (i in gradients) is of) for of in (False, True)]
+    read = sum(size[i] for i in row.input_ids)
+    moved = [read + sum(size[i] for i in row.output_ids if (i in gradients) is of) for of in (False, True)]
     return float(moved[0] / max(sum(moved), 1))
 
 

@@ -328,7 +328,7 @@ def _set_up_builder(
         placed=works.placed,
         partitions=partitions,
         update_s=partition_s,
-        shared=kind.share(trace, works),
+        shared=kind.share(works),
         rates=read_host_rates(plan, host),
         offloaded=plan_activations(trace, split.operators) if moves else None,
         update_bytes_per_byte=size_update(trace, 1.0) if updates else 0.0,

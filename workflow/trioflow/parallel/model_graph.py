@@ -9,13 +9,46 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property, wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from trioflow.base.derived import Derives, derived
+from trioflow.costmodel.features import class_of_name
+from trioflow.tables import records
 from trioflow.trace.store import Trace, tensor_bytes
 
 Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
+
+
+class Operator(NamedTuple):
+    """A row of the operator table, with the storages of its tensors."""
+
+    op_id: int
+    name: str
+    phase: str
+    module: str
+    forward_op_id: int | None  # of backward, what it differentiates
+    sequence_number: int | None
+    flop: int
+    write_bytes: int
+    input_ids: list[int]
+    output_ids: list[int]
+    input_shapes: list[list[int]]
+    output_shapes: list[list[int]]
+    reads: list[int]  # storages of its inputs
+    makes: list[int]  # storages of its outputs
+    weights: list[int]  # inputs that are parameters
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether it looks rows of a parameter up."""
+        return bool(self.weights) and class_of_name(self.name) == "embedding"
+
+    @property
+    def matrix(self) -> int | None:
+        """Place among its inputs of a parameter of two or more dimensions."""
+        places = (i for i, index in enumerate(self.input_ids) if index in self.weights)
+        return next((place for place in places if len(self.input_shapes[place]) > 1), None)
 
 
 @dataclass(repr=False, eq=False)
@@ -41,6 +74,40 @@ class ModelGraph(Trace, Derives):
     def category(self) -> list[str]:
         """Category of every tensor, as in ``tables.TENSORS`` [tensors]."""
         return list(map(str, self.tensors["category"]))
+
+    @cached_property
+    def shape(self) -> list[tuple[int, ...]]:
+        """Shape of every tensor [tensors]."""
+        return [tuple(map(int, shape)) for shape in self.tensors["shape"]]
+
+    @cached_property
+    def rows(self) -> list[Operator]:
+        """Every operator, by its number [operators]."""
+        made = []
+        for row in records(self.operators, *Operator._fields[:-3]):
+            reads, makes = ([self.storage[i] for i in row[ids]] for ids in ("input_ids", "output_ids"))
+            weights = [i for i in row["input_ids"] if self.category[i] == "parameter"]
+            made.append(Operator(**row, reads=reads, makes=makes, weights=weights))
+        return made
+
+    @cached_property
+    def forward(self) -> list[Operator]:
+        """Operators of forward, in order."""
+        return [row for row in self.rows if row.phase == "forward"]
+
+    @cached_property
+    def backward(self) -> list[Operator]:
+        """Operators of backward, in order."""
+        return [row for row in self.rows if row.phase == "backward"]
+
+    @cached_property
+    def backward_of(self) -> dict[int, list[Operator]]:
+        """Forward operators that have backward ones, each with these, in the order in which backward begins with them."""
+        found: dict[int, list[Operator]] = {}
+        for row in self.backward:
+            if row.forward_op_id is not None:
+                found.setdefault(row.forward_op_id, []).append(row)
+        return found
 
 
 def of_model(

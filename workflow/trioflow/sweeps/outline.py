@@ -462,7 +462,7 @@ def _list_allocations(trace: ModelGraph, plan: Plan) -> _Allocations:
     """Return a rank's allocations, the first operator that uses each, and whether backward needs it."""
     # Of one tensor-parallel rank: what replicas share is taken from the sums.
     shares = share_storages(prepare_split(trace, plan), replace(plan, sharding="none"))
-    table = build_storage_table(trace, split_prepared(trace, plan).operators, shares.get)
+    table = build_storage_table(trace, split_prepared(trace, plan).operators, shares)
     begins, storages, _ = table.uses
     counts = np.diff(begins)
     user = np.repeat(np.arange(len(counts)), counts)

@@ -25,19 +25,10 @@ import pandas as pd
 from trioflow.base.errors import PlanError
 from trioflow.base.units import BYTES_PER_MIB
 from trioflow.costmodel.features import FEATURES, class_of_name
-from trioflow.parallel.model_graph import ModelGraph, of_model
-from trioflow.parallel.splits.tensor_split import (
-    AFTER,
-    BEFORE,
-    Exchange,
-    TensorSplit,
-    find_loss,
-    find_weight,
-    is_lookup,
-    list_untrained,
-)
+from trioflow.parallel.model_graph import ModelGraph, Operator, of_model
+from trioflow.parallel.splits.tensor_split import AFTER, BEFORE, Exchange, TensorSplit, find_loss, list_untrained
 from trioflow.tables import records
-from trioflow.trace.store import Trace, tensor_bytes
+from trioflow.trace.store import Trace
 
 OUTPUT, _INPUT = "output", "input"
 _LAYERS = ("gemm", "convolution", "embedding")
@@ -134,53 +125,48 @@ class _GatheredLayer:
         return -(-self.channels // degree) / self.channels
 
 
-def find_gathered_layers(trace: Trace) -> list[_GatheredLayer]:
+@of_model
+def find_gathered_layers(trace: ModelGraph) -> list[_GatheredLayer]:
     """Return the layers that are split by outputs or by inputs, in the order of forward."""
-    storage, category = (trace.tensors[c].tolist() for c in ("storage_id", "category"))
-    size, loss = tensor_bytes(trace), find_loss(trace)
+    loss, work = find_loss(trace), trace.operators[["batch_write_bytes", "write_bytes"]].to_numpy()
     rows = [
-        row
-        for row in records(trace.operators)
-        if row["phase"] == "forward"
-        and row["op_id"] not in loss
-        and class_of_name(str(row["name"])) in _LAYERS
-        and find_weight(row, category) is not None
+        (row, place)
+        for row in trace.forward
+        if row.op_id not in loss and class_of_name(row.name) in _LAYERS and (place := row.matrix) is not None
     ]
-    looked_up = {storage[row["input_ids"][find_weight(row, category) or 0]] for row in rows if is_lookup(row, category)}
+    looked_up = {row.reads[place] for row, place in rows if row.looks_up}
     found = []
-    for row in rows:
-        place = find_weight(row, category)
-        if place is None or not row["output_ids"]:
+    for row, place in rows:
+        if not row.output_ids:
             continue
-        weight = storage[row["input_ids"][place]]
+        weight = row.reads[place]
         split, channels = _choose_split(row, place, weight in looked_up)
-        parameters = {storage[i] for i in row["input_ids"] if category[i] == "parameter"}
-        parameters = parameters if split == OUTPUT else {weight}
+        parameters = {trace.storage[i] for i in row.weights} if split == OUTPUT else {weight}
         found.append(
             _GatheredLayer(
-                int(row["op_id"]),
-                str(row["module"]),
+                row.op_id,
+                row.module,
                 split,
                 weight,
-                tuple(int(n) for n in row["input_shapes"][place]),
+                tuple(row.input_shapes[place]),
                 frozenset(parameters),
-                frozenset({storage[i] for i in row["input_ids"]} - parameters),
+                frozenset({*row.reads} - parameters),
                 channels,
-                size[row["output_ids"][0]],
-                int(row["batch_write_bytes"]) / int(row["write_bytes"]) if row["write_bytes"] else 1.0,
+                trace.size[row.output_ids[0]],
+                float(work[row.op_id, 0] / row.write_bytes) if row.write_bytes else 1.0,
             )
         )
     return found
 
 
-def _choose_split(row: Mapping[str, Any], place: int, looked_up: bool) -> tuple[str, int]:
+def _choose_split(row: Operator, place: int, looked_up: bool) -> tuple[str, int]:
     """Return whether a layer's outputs or inputs are shared, and how many channels these have."""
-    shapes, output = row["input_shapes"], row["output_shapes"][0]
-    kind = class_of_name(str(row["name"]))
+    shapes, output = row.input_shapes, row.output_shapes[0]
+    kind = class_of_name(row.name)
     if kind == "convolution":
         data, weight = shapes[place - 1], shapes[place]
         # A transposed one's weight names its inputs first.
-        transposed = "transpose" in str(row["name"])
+        transposed = "transpose" in row.name
         whole = int(output[1] if transposed else data[1])
         if weight[1] == whole:
             return OUTPUT, int(output[1])
@@ -193,12 +179,7 @@ def _choose_split(row: Mapping[str, Any], place: int, looked_up: bool) -> tuple[
 @of_model
 def gather_rules(trace: ModelGraph) -> dict[str, str]:
     """Return column or row by split module: a weight's first dimension, the second of an embedding or a head tied to it."""
-    category = trace.tensors["category"].tolist()
-    lookups = {
-        int(row["op_id"])
-        for row in records(trace.operators, "op_id", "name", "phase", "input_ids")
-        if row["phase"] == "forward" and is_lookup(row, category)
-    }
+    lookups = {row.op_id for row in trace.forward if row.looks_up}
     layers = find_gathered_layers(trace)
     by_rows = {layer.weight for layer in layers if layer.op_id in lookups}
     kinds = {layer.weight: "row" if layer.weight in by_rows else "column" for layer in layers}
@@ -213,12 +194,10 @@ def gather_rules(trace: ModelGraph) -> dict[str, str]:
 class _Cutter:
     """Writes one rank's work into the operators of split layers, and places their exchanges."""
 
-    def __init__(self, trace: Trace, degree: int, layers: list[_GatheredLayer]) -> None:
+    def __init__(self, trace: ModelGraph, degree: int, layers: list[_GatheredLayer]) -> None:
         self.degree = degree
         self.layers = {layer.op_id: layer for layer in layers}
-        self.storage, self.category = (trace.tensors[c].tolist() for c in ("storage_id", "category"))
-        self.size = tensor_bytes(trace)
-        self.shape = [tuple(shape) for shape in trace.tensors["shape"]]
+        self.storage, self.category, self.size, self.shape = trace.storage, trace.category, trace.size, trace.shape
         self.split = TensorSplit(trace.operators.copy())
         self.begun: set[int] = set()
 

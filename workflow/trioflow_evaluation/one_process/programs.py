@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
+from trioflow.parallel.model_graph import ModelGraph
 from trioflow.parallel.plan import replica_sizes
 from trioflow.parallel.programs.builder import ProgramBuilder
 from trioflow.parallel.programs.staged import StagedRank
@@ -28,8 +29,6 @@ from trioflow.parallel.programs.stages import StageWorks
 from trioflow.parallel.splits.pipeline import list_parameters
 from trioflow.parallel.splits.tensor_split import find_loss
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.tables import records
-from trioflow.trace.store import Trace, tensor_bytes
 
 from trioflow_evaluation.one_process.gathered_layers import (
     coalesce_broadcasts,
@@ -136,18 +135,17 @@ _OF_REPLICA, _OF_WHOLE = 0, 1
 """Micro-batches of tasks: a device's own samples, and the whole batch of the loss."""
 
 
-def build_replicas(trace: Trace, works: StageWorks) -> ReplicaWork:
+def build_replicas(works: StageWorks) -> ReplicaWork:
     """Return what a step of DataParallel moves.
 
     Raises PlanError when the trace does not say which parameters there are, or shows no output that the loss reads.
     """
-    parts, copies_s = works.factors[:-1], works.copies_s
+    trace, parts, copies_s = works.trace, works.factors[:-1], works.copies_s
     loss = find_loss(trace)
-    rows = records(trace.operators, "op_id", "phase", "forward_op_id", "input_ids", "output_ids")
-    model = [int(r["op_id"]) for r in rows if r["phase"] == "forward" and r["op_id"] not in loss]
+    model = [row.op_id for row in trace.forward if row.op_id not in loss]
     everything = sum(size for size, _ in list_inputs(trace, [*model, *loss]).values())
     inputs = _share_out([size for size, _ in list_inputs(trace, model).values()], parts)
-    outputs = _share_out(list(_find_outputs(trace, rows, loss).values()), parts)
+    outputs = _share_out(list(_find_outputs(trace, loss).values()), parts)
     parameters = [(p.size_bytes, p.elem_bytes) for p in list_parameters(trace)]
     buffers = [(prod(b["shape"]) * int(b["elem_bytes"]), int(b["elem_bytes"])) for b in trace.facts.buffers or []]
     broadcasts = [*coalesce_broadcasts(parameters), *coalesce_broadcasts(buffers)]
@@ -162,7 +160,7 @@ def build_replicas(trace: Trace, works: StageWorks) -> ReplicaWork:
         tuple(copies_s(sums)),
         tuple(copies_s([each[0] for each in outputs])),
         loss,
-        frozenset(int(r["op_id"]) for r in rows if r["phase"] == "backward" and r["forward_op_id"] in loss),
+        frozenset(row.op_id for op in loss for row in trace.backward_of.get(op, ())),
         round(everything * parts[0]),
     )
 
@@ -171,21 +169,14 @@ def _share_out(sizes: Sequence[int], parts: Sequence[float]) -> tuple[tuple[int,
     return tuple(tuple(round(size * part) for part in parts) for size in sizes)
 
 
-def _find_outputs(trace: Trace, rows: list[dict[str, Any]], loss: frozenset[int]) -> dict[int, int]:
+def _find_outputs(trace: ModelGraph, loss: frozenset[int]) -> dict[int, int]:
     """Return what the model makes and the loss reads: storage and size for the traced batch [bytes]."""
-    storage, category = (trace.tensors[c].tolist() for c in ("storage_id", "category"))
-    size = tensor_bytes(trace)
     made: dict[int, int] = {}
-    read: set[int] = set()
-    for row in rows:
-        if row["phase"] != "forward":
-            continue
-        if row["op_id"] in loss:
-            read |= {storage[i] for i in row["input_ids"]}
-            continue
-        for index in row["output_ids"]:
-            if category[index] in ("activation", "output"):
-                made[storage[index]] = max(size[index], made.get(storage[index], 0))
+    for row in (row for row in trace.forward if row.op_id not in loss):
+        for index, storage in zip(row.output_ids, row.makes, strict=True):
+            if trace.category[index] in ("activation", "output"):
+                made[storage] = max(trace.size[index], made.get(storage, 0))
+    read = {storage for op in loss for storage in trace.rows[op].reads}
     found = {key: held for key, held in made.items() if key in read}
     if not found:
         raise PlanError(

@@ -42,7 +42,6 @@ from trioflow.parallel.splits.context import share_tokens
 from trioflow.parallel.splits.pipeline import crossing_storages, find_scaled, list_parameters, loss_operators
 from trioflow.parallel.splits.sharding import share_storages, weigh_parameters
 from trioflow.parallel.splits.tensor_split import Shares, TensorSplit, scale_work
-from trioflow.tables import records
 from trioflow.trace.store import Trace
 
 SURVIVAL = PACKAGE / "data/memory_survival.tsv"
@@ -371,7 +370,7 @@ def _sum_shares(stages: Sequence[StageWork]) -> dict[int, float]:
 
 @of_model
 def _build_table(trace: ModelGraph, split: TensorSplit, parts: Shares, shares: Shares) -> StorageTable:
-    return build_storage_table(trace, scale_work(split.operators, parts), shares.get)
+    return build_storage_table(trace, scale_work(split.operators, parts), shares)
 
 
 def _lifetimes_of(
@@ -427,33 +426,25 @@ def _find_scores(trace: ModelGraph) -> set[int]:
     """
     if trace.facts.recipe.framework != MEGATRON:
         return set()
-    operators = trace.operators
-    softmax = operators["name"].isin(("aten::softmax", "aten::_softmax"))
-    read = operators.loc[softmax & (operators["phase"] == "forward"), "input_ids"]
-    return {trace.storage[ids[0]] for ids in read if len(ids)}
+    softmaxes = ("aten::softmax", "aten::_softmax")
+    return {row.reads[0] for row in trace.forward if row.name in softmaxes and row.reads}
 
 
 @of_model
 def _find_update_results(trace: ModelGraph) -> set[int]:
     """Return the storages that the optimizer makes in passing, beside casts: a fused kernel makes none of them."""
-    operators = trace.operators
-    kernels = (operators["phase"] == "optimizer") & (operators["name"] != "aten::to")
-    made = trace.tensors["producer_op_id"].isin(operators.loc[kernels, "op_id"])
-    return set(trace.tensors.loc[made, "storage_id"].tolist())
+    makers = trace.tensors["producer_op_id"].tolist()
+    rows = (None if pd.isna(maker) else trace.rows[int(maker)] for maker in makers)
+    kernels = [row is not None and row.phase == "optimizer" and row.name != "aten::to" for row in rows]
+    return {storage for storage, made in zip(trace.storage, kernels, strict=True) if made}
 
 
 @of_model
 def _outputs_of_model(trace: ModelGraph) -> set[int]:
     """Return the storages that the model hands to the loss."""
-    storage, loss = trace.storage, loss_operators(trace)
-    made: set[int] = set()
-    read: set[int] = set()
-    for row in records(trace.operators, "op_id", "phase", "input_ids", "output_ids"):
-        if row["phase"] == "forward" and row["op_id"] not in loss:
-            made |= {storage[i] for i in row["output_ids"]}
-        elif row["op_id"] in loss:
-            read |= {storage[i] for i in row["input_ids"]}
-    return made & read
+    loss = loss_operators(trace)
+    read = {storage for op in loss for storage in trace.rows[op].reads}
+    return read & {storage for row in trace.forward if row.op_id not in loss for storage in row.makes}
 
 
 def _held_always(program: ProgramBuilder, rank: int, recipe: PrecisionRecipe, rows: pd.DataFrame) -> dict[str, float]:

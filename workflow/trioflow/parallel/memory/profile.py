@@ -10,7 +10,7 @@ What no operator of the step made was there before: parameters, optimizer state,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
@@ -23,7 +23,6 @@ from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.schedules.table import BACKWARD_WEIGHT
 from trioflow.parallel.splits.pipeline import loss_operators
 from trioflow.parallel.splits.tensor_split import ATTENTION
-from trioflow.tables import records
 from trioflow.trace.store import Trace
 
 _FP32_BYTES = 4
@@ -71,17 +70,16 @@ class StorageTable:
         return place, storages[entries], makes[entries]
 
 
-def build_storage_table(trace: Trace, operators: pd.DataFrame, share_of: Callable[[int], float | None]) -> StorageTable:
-    """Return the storages of a trace as one rank holds them; ``share_of`` those of parameters, gradients and state.
+def build_storage_table(trace: Trace, operators: pd.DataFrame, shares: Mapping[int, float] = {}) -> StorageTable:
+    """Return the storages of a trace as one rank holds them; ``shares``: parts of parameters, gradients and state.
 
     What an operator makes shrinks, and grows with the batch, as the bytes that it writes do. A result that autograd
     keeps although the operator does not return it grows if a dimension is a multiple of the batch.
     """
     whole, producer, copies = _list_storages(trace)
-    share = _shares(
-        trace, operators, whole.category, producer, whole.uses, whole.storage_id.tolist(), share_of, whole.bytes
-    )
-    return replace(whole, bytes=whole.bytes * share * copies)
+    share = _share_made(trace, operators, whole, producer)
+    held = [shares.get(storage, part) for storage, part in zip(whole.storage_id.tolist(), share.tolist(), strict=True)]
+    return replace(whole, bytes=whole.bytes * np.array(held) * copies)
 
 
 @of_model
@@ -155,14 +153,9 @@ def _find_queries(trace: ModelGraph) -> set[int]:
     """
     if trace.facts.recipe.framework != NANOTRON:
         return set()
-    storage, size = trace.storage, trace.size
-    found = set()
-    for row in records(trace.operators, "name", "phase", "input_ids"):
-        if row["phase"] == "forward" and ATTENTION in row["name"]:
-            query, key = row["input_ids"][:2]
-            if size[query] == size[key]:
-                found.add(storage[query])
-    return found
+    attentions = (row for row in trace.forward if ATTENTION in row.name)
+    ends = ((row.reads[0], *(trace.size[i] for i in row.input_ids[:2])) for row in attentions)
+    return {storage for storage, query_bytes, key_bytes in ends if query_bytes == key_bytes}
 
 
 @of_model
@@ -172,52 +165,28 @@ def _find_half_gradients(trace: ModelGraph) -> set[int]:
     The trace casts it to the main gradient's format: the storages that become a gradient so, and the casts of those
     that are added to one, as a shared weight's second, which no framework makes.
     """
-    same, casts, copied = set[int](), set[int](), set[int]()
     if not trace.facts.recipe.made_bytes:
-        return same
-    storage, category = trace.storage, trace.category
-    for row in records(trace.operators, "name", "phase", "input_ids", "output_ids"):
-        if row["phase"] != "backward":
-            continue
-        read, made = row["input_ids"], row["output_ids"]
-        if row["name"] == "aten::to" and category[made[0]] == "gradient":
-            same.add(storage[read[0]])
-        elif row["name"] == "aten::to":
-            casts.add(storage[made[0]])
-        elif row["name"] == "aten::add_" and category[read[0]] == "gradient":
-            copied.add(storage[read[1]])
-    return same | copied & casts
+        return set()
+    casts = [(row, trace.category[row.output_ids[0]] == "gradient") for row in trace.backward if row.name == "aten::to"]
+    same = {row.reads[0] for row, makes_one in casts if makes_one}
+    sums = (row for row in trace.backward if row.name == "aten::add_")
+    added = {row.reads[1] for row in sums if trace.category[row.input_ids[0]] == "gradient"}
+    return same | added & {row.makes[0] for row, makes_one in casts if not makes_one}
 
 
-@of_model
 def _list_uses(
     trace: ModelGraph, storage_of: NDArray[np.int64], storages: NDArray[np.int64], producer: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
     """Return each operator's storages, those of results that it does not return included."""
-    index_of = {int(storage): index for index, storage in enumerate(storages)}
-    of_tensor = [index_of[int(storage)] for storage in storage_of]
-    made: list[set[int]] = [set() for _ in range(len(trace.operators))]
-    for index, maker in enumerate(producer.tolist()):
-        if maker >= 0:
-            made[maker].add(index)
-    begins, entries, makes = [0], [], []
-    for op, row in enumerate(records(trace.operators, "input_ids", "output_ids")):
-        used = {of_tensor[i] for ids in row.values() for i in ids} | made[op]
-        entries += sorted(used)
-        makes += [index in made[op] for index in sorted(used)]
-        begins.append(len(entries))
-    return (np.array(begins, dtype=np.int64), np.array(entries, dtype=np.int64), np.array(makes, dtype=bool))
+    place = np.searchsorted(storages, storage_of).tolist()
+    pairs = [(op, place[i]) for op, row in enumerate(trace.rows) for i in (*row.input_ids, *row.output_ids)]
+    pairs += [(maker, at) for at, maker in enumerate(producer.tolist()) if maker >= 0]
+    ops, used = np.unique(np.array(pairs, dtype=np.int64).reshape(-1, 2), axis=0).T
+    return np.searchsorted(ops, np.arange(len(trace.rows) + 1)), used, producer[used] == ops
 
 
-def _shares(
-    trace: Trace,
-    operators: pd.DataFrame,
-    category: NDArray[np.str_],
-    producer: NDArray[np.int64],
-    uses: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]],
-    storages: list[int],
-    share_of: Callable[[int], float | None],
-    sizes: NDArray[np.float64],
+def _share_made(
+    trace: Trace, operators: pd.DataFrame, whole: StorageTable, producer: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Return the part of each storage that a rank holds: as its operator writes, or reads where more than it returns.
 
@@ -227,18 +196,17 @@ def _shares(
         _ratio(operators[column].to_numpy(dtype=float), trace.operators[column].to_numpy(dtype=float))
         for column in ("read_bytes", "write_bytes")
     )
-    returned = np.append(trace.operators["write_bytes"].to_numpy(dtype=float), 0.0)[producer]
-    by_op = np.where(trace.operators["write_bytes"].to_numpy() > 0, written, read)
-    of_maker = np.where(sizes > returned, np.append(read, 1.0)[producer], np.append(by_op, 1.0)[producer])
+    returned = trace.operators["write_bytes"].to_numpy(dtype=float)
+    by_op = np.where(returned > 0, written, read)
+    keeps_more = whole.bytes > np.append(returned, 0.0)[producer]
+    of_maker = np.where(keeps_more, np.append(read, 1.0)[producer], np.append(by_op, 1.0)[producer])
     share = np.where(producer >= 0, of_maker, 1.0)
     # Where no parameter is known, its state is as much of it as the operators that update it.
-    owner = np.repeat(np.arange(len(by_op)), np.diff(uses[0]))
+    begins, used, _ = whole.uses
+    owner = np.repeat(np.arange(len(by_op)), np.diff(begins))
     updates = trace.operators["phase"].to_numpy(dtype=str)[owner] == "optimizer"
-    state = updates & (category[uses[1]] == "optimizer_state")
-    share[uses[1][state][::-1]] = by_op[owner[state]][::-1]
-    for index, storage in enumerate(storages):
-        part = share_of(storage)
-        share[index] = share[index] if part is None else part
+    state = updates & (whole.category[used] == "optimizer_state")
+    share[used[state][::-1]] = by_op[owner[state]][::-1]
     return share
 
 

@@ -502,7 +502,7 @@ class RankProgram:
         return []
 
     @staticmethod
-    def share(trace: Trace, works: Any) -> Any:
+    def share(works: Any) -> Any:
         """Return what is worked out once for all ranks (``ProgramBuilder.shared``); ``works``: a ``StageWorks``."""
         return None
 

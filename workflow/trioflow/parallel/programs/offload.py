@@ -27,7 +27,7 @@ from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.parallel.backward import list_units
 from trioflow.parallel.memory.profile import build_storage_table
-from trioflow.tables import records
+from trioflow.parallel.model_graph import ModelGraph
 from trioflow.trace.store import Trace
 
 if TYPE_CHECKING:
@@ -105,13 +105,13 @@ def read_host_rates(plan: Plan, host: Mapping[str, float]) -> HostRates | None:
 
 def size_update(trace: Trace, parameter_bytes: float) -> float:
     """Return what the host reads and writes to update some parameters, which are one rank's [bytes]."""
-    table = build_storage_table(trace, trace.operators, lambda storage: None)
+    table = build_storage_table(trace, trace.operators)
     whole = float(table.bytes[table.category == "parameter"].sum())
     state = float(table.bytes[(table.category == "optimizer_state") & ~table.made].sum())
     return parameter_bytes * (3.0 + 2.0 * (state / whole if whole else 0.0))
 
 
-def plan_activations(trace: Trace, operators: pd.DataFrame) -> OffloadedActivations:
+def plan_activations(trace: ModelGraph, operators: pd.DataFrame) -> OffloadedActivations:
     """Return what each unit keeps for backward; what several read belongs to the last, which comes first in backward.
 
     Raises PlanError when the trace does not say what the model's units are.
@@ -121,13 +121,10 @@ def plan_activations(trace: Trace, operators: pd.DataFrame) -> OffloadedActivati
         raise PlanError(
             f"offload activations: the trace of {trace.facts.workload} does not show its units", fix="use offload none"
         )
-    unit_of_forward = {op: unit for unit, region in enumerate(regions) for op in region}
     unit_of = {
-        int(row["op_id"]): unit_of_forward[row["forward_op_id"]]
-        for row in records(trace.operators, "op_id", "phase", "forward_op_id")
-        if row["phase"] == "backward" and row["forward_op_id"] in unit_of_forward
+        row.op_id: unit for unit, region in enumerate(regions) for op in region for row in trace.backward_of.get(op, ())
     }
-    table = build_storage_table(trace, operators, lambda storage: None)
+    table = build_storage_table(trace, operators)
     phase = trace.operators["phase"].to_numpy(dtype=str)
     makers = trace.tensors.groupby("storage_id")["producer_op_id"].first()
     begins, entries, _ = table.uses

@@ -42,7 +42,6 @@ from trioflow.trace.store import Trace
 if TYPE_CHECKING:
     from trioflow.base.plan_row import Plan
 
-_COLUMNS = ("op_id", "name", "phase", "forward_op_id", "input_ids", "input_shapes")
 _BEFORE = ("input", "buffer")
 """Categories of what is there before the step and holds something for each token: tokens, positions."""
 RING, ALL_GATHER, ALL_TO_ALL = "ring", "all-gather", "all-to-all"
@@ -52,16 +51,12 @@ RING, ALL_GATHER, ALL_TO_ALL = "ring", "all-gather", "all-to-all"
 def find_attentions(trace: ModelGraph) -> dict[int, tuple[list[int], list[tuple[int, ...]], int | None]]:
     """Return the fused attentions: inputs' places and shapes [samples, heads, tokens, size] of q, k, v; the forward operator."""
     found = {}
-    for row in records(trace.operators, *_COLUMNS):
-        name, backward = plain_name(str(row["name"]))
-        if "attention" not in name or row["phase"] not in ("forward", "backward"):
-            continue
-        places = [i for i, shape in enumerate(row["input_shapes"]) if len(shape) == 4]
-        places = places[backward : backward + 3]
-        if len(places) == 3:
-            shapes = [tuple(int(n) for n in row["input_shapes"][i]) for i in places]
-            forward = None if pd.isna(row["forward_op_id"]) else int(row["forward_op_id"])
-            found[int(row["op_id"])] = (places, shapes, forward if backward else None)
+    for row in (row for row in trace.rows if row.phase in ("forward", "backward")):
+        name, backward = plain_name(row.name)
+        places = [i for i, shape in enumerate(row.input_shapes) if len(shape) == 4][backward : backward + 3]
+        if "attention" in name and len(places) == 3:
+            shapes = [tuple(row.input_shapes[i]) for i in places]
+            found[row.op_id] = (places, shapes, row.forward_op_id if backward else None)
     return found
 
 
@@ -120,8 +115,7 @@ def _list_token_tensors(trace: ModelGraph) -> list[bool]:
     """Tell which tensors hold something for each token although they do not grow with the batch, or came with it."""
     tokens = count_tokens(trace)
     return [
-        category in _BEFORE and tokens in tuple(shape)[:2]
-        for category, shape in zip(trace.category, trace.tensors["shape"], strict=True)
+        category in _BEFORE and tokens in shape[:2] for category, shape in zip(trace.category, trace.shape, strict=True)
     ]
 
 
@@ -133,9 +127,9 @@ def share_tokens(trace: ModelGraph, degree: int, pipeline: int) -> dict[int, flo
     """
     if degree == 1:
         return {}
-    columns = zip(trace.storage, *(trace.tensors[name].tolist() for name in ("shape", "dtype")), strict=True)
+    columns = zip(trace.storage, trace.shape, trace.tensors["dtype"], strict=True)
     held = [
-        (storage, (tuple(shape), dtype))
+        (storage, (shape, dtype))
         for (storage, shape, dtype), mine in zip(columns, _list_token_tensors(trace), strict=True)
         if mine
     ]
@@ -157,7 +151,7 @@ def split_context(split: TensorSplit, trace: ModelGraph, degree: int, method: st
     grows = (trace.operators["batch_read_bytes"] > 0).tolist()
     tables = np.array(
         [
-            sum(sizes[i] for i in ids if held[i] and trace.tensors["shape"].iloc[i][:1] != [trace.facts.batch])
+            sum(sizes[i] for i in ids if held[i] and trace.shape[i][:1] != (trace.facts.batch,))
             if any(held[i] for i in ids) and grows[op]
             else 0
             for op, ids in enumerate(trace.operators["input_ids"])

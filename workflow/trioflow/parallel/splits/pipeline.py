@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import gcd, prod
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ from trioflow.costmodel.features import class_of_name
 from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.splits.routing import find_expert_modules
 from trioflow.parallel.splits.tensor_split import kind_of_module, list_untrained
-from trioflow.tables import records
 from trioflow.trace.store import Trace, load_trace, pipeline_units
 
 
@@ -151,27 +151,24 @@ def list_added_gradients(trace: ModelGraph) -> frozenset[str]:
     """Return the parameters whose gradients the products that make them add up over micro-batches."""
     if not trace.facts.recipe.adds_gradients:
         return frozenset()
-    names = trace.operators["name"].tolist()
-    return frozenset(
-        str(g["name"]) for g in trace.facts.gradients if class_of_name(names[int(g["ready_after_op_id"])]) == "gemm"
-    )
+    made = ((str(g["name"]), trace.rows[int(g["ready_after_op_id"])]) for g in trace.facts.gradients)
+    return frozenset(name for name, row in made if class_of_name(row.name) == "gemm")
 
 
 def _shapes_of_gradients(trace: ModelGraph) -> list[dict[str, Any]]:
     """Return the parameters that gradients belong to, shaped as the step first used them."""
-    tensors = trace.tensors
-    first: dict[tuple[int, int], int] = {}
-    for row, key in enumerate(zip(trace.storage, trace.size, strict=True)):
-        first.setdefault(key, row)
-    found: list[dict[str, Any]] = []
+    # As the step used them first: of equal keys the last one stands.
+    first = {key: row for row, key in reversed([*enumerate(zip(trace.storage, trace.size, strict=True))])}
+    width = trace.tensors["elem_bytes"].tolist()
     # Gradients become ready from the last parameter to the first.
-    for gradient in reversed(trace.facts.gradients):
-        key = (int(gradient["parameter_storage_id"]), int(gradient["size_bytes"]))
-        if key in first:
-            shape = tensors["shape"].iloc[first[key]]
-            width = int(tensors["elem_bytes"].iloc[first[key]])
-            found.append({"name": gradient["name"], "shape": shape, "elem_bytes": width})
-    return found
+    named = [
+        (g["name"], first.get((int(g["parameter_storage_id"]), int(g["size_bytes"])))) for g in trace.facts.gradients
+    ]
+    return [
+        {"name": name, "shape": trace.shape[row], "elem_bytes": width[row]}
+        for name, row in reversed(named)
+        if row is not None
+    ]
 
 
 @of_model
@@ -179,10 +176,8 @@ def list_buffers(trace: ModelGraph, operators: Sequence[int]) -> list[int]:
     """Return the broadcasts of the buffers that some operators read, one an element type [bytes]."""
     size, storage, dtype = trace.size, trace.storage, trace.tensors["dtype"].tolist()
     groups: dict[str, dict[int, int]] = {}
-    for ids in trace.operators.loc[list(operators), "input_ids"]:
-        for index in ids:
-            if trace.category[index] == "buffer":
-                groups.setdefault(dtype[index], {})[storage[index]] = size[index]
+    for index in (i for op in operators for i in trace.rows[op].input_ids if trace.category[i] == "buffer"):
+        groups.setdefault(dtype[index], {})[storage[index]] = size[index]
     return [sum(group.values()) for _, group in sorted(groups.items())]
 
 
@@ -276,25 +271,16 @@ def assign_units(trace: ModelGraph) -> NDArray[np.int64]:
         raise PlanError("the trace does not say where its model can be cut", fix="give trace.json the key units")
     paths = [(path, index) for index, modules in enumerate(units.values()) for path in modules]
     paths.sort(key=lambda item: -len(item[0]))
-    found: dict[str, int] = {}
 
+    @cache
     def find(module: str) -> int:
-        if module not in found:
-            matches = (i for path, i in paths if is_inside(module, [path]))
-            found[module] = next(matches, -1)
-        return found[module]
+        return next((index for path, index in paths if is_inside(module, [path])), -1)
 
     result: list[int] = []
-    before = 0
-    for row in records(trace.operators, "phase", "module", "forward_op_id"):
-        if row["phase"] == "backward" and row["forward_op_id"] is not None:
-            unit = result[row["forward_op_id"]]
-        else:
-            unit = find(row["module"])
-        if unit < 0:
-            unit = before
-        result.append(unit)
-        before = unit
+    for row in trace.rows:
+        back = row.phase == "backward" and row.forward_op_id is not None
+        unit = result[row.forward_op_id or 0] if back else find(row.module)
+        result.append(unit if unit >= 0 else result[-1] if result else 0)
     return np.array(result, dtype=np.int64)
 
 
@@ -389,19 +375,16 @@ def crossing_storages(trace: ModelGraph, cut: int) -> dict[int, int]:
 @of_model
 def _list_crossings(trace: ModelGraph) -> list[tuple[int, int, int, int]]:
     """Return the activations that a later unit reads: storage, size [bytes], first unit that made it, unit that reads it."""
-    forward = trace.operators[trace.operators["phase"] == "forward"]
     made: dict[int, int] = {}
-    found = []
-    storage, category, size = trace.storage, trace.category, trace.size
-    ids = (forward[name].tolist() for name in ("input_ids", "output_ids"))
-    units = assign_units(trace)[forward["op_id"].to_numpy(np.int64)].tolist()
-    for unit, inputs, outputs in zip(units, *ids, strict=True):
-        for index in inputs:
-            first = made.get(storage[index], unit)
-            if first < unit and category[index] == "activation":
-                found.append((storage[index], size[index], first, unit))
-        for index in outputs:
-            made[storage[index]] = min(unit, made.get(storage[index], unit))
+    found, unit_of = [], assign_units(trace).tolist()
+    for row in trace.forward:
+        unit = unit_of[row.op_id]
+        for index, storage in zip(row.input_ids, row.reads, strict=True):
+            first = made.get(storage, unit)
+            if first < unit and trace.category[index] == "activation":
+                found.append((storage, trace.size[index], first, unit))
+        for storage in row.makes:
+            made[storage] = min(unit, made.get(storage, unit))
     return found
 
 
@@ -439,10 +422,9 @@ def chunk_batch(batch: int, micro_batches: int) -> list[int]:
 def loss_operators(trace: ModelGraph) -> set[int]:
     """Return the forward operators behind the last module: the loss, which no stage recomputes."""
     paths = [path for modules in pipeline_units(trace).values() for path in modules]
-    forward = trace.operators[trace.operators["phase"] == "forward"]
-    inside = [is_inside(module, paths) for module in forward["module"]]
+    inside = [is_inside(row.module, paths) for row in trace.forward]
     last = max((index for index, found in enumerate(inside) if found), default=len(inside) - 1)
-    return {int(op) for op in forward["op_id"].to_numpy()[last + 1 :]}
+    return {row.op_id for row in trace.forward[last + 1 :]}
 
 
 @dataclass(frozen=True)
@@ -468,14 +450,11 @@ def find_tied(trace: ModelGraph, stage_of: NDArray[np.int64]) -> list[TiedParame
     A stage's part of the gradient is ready after its last backward operator of such a forward operator; those that make
     it out of tensors of its own size only are taken for the sum.
     """
-    storage = trace.storage
-    elements = [prod(shape) for shape in trace.tensors["shape"]]
-    rows = records(trace.operators, "op_id", "phase", "forward_op_id", "input_ids", "output_ids")
+    elements = [prod(shape) for shape in trace.shape]
     readers: dict[int, set[int]] = {}
-    for row in rows:
-        if row["phase"] == "forward":
-            for index in row["input_ids"]:
-                readers.setdefault(storage[index], set()).add(row["op_id"])
+    for row in trace.forward:
+        for storage in row.reads:
+            readers.setdefault(storage, set()).add(row.op_id)
     tied = []
     for gradient in trace.facts.gradients:
         reading = readers.get(int(gradient["parameter_storage_id"]), set())
@@ -483,20 +462,14 @@ def find_tied(trace: ModelGraph, stage_of: NDArray[np.int64]) -> list[TiedParame
         if len(stages) < 2:
             continue
         made = int(gradient["gradient_storage_id"])
-        count = max((elements[i] for i in range(len(storage)) if storage[i] == made), default=-1)
-        sums = {
-            int(row["op_id"])
-            for row in rows
-            if row["phase"] == "backward"
-            and len(row["input_ids"]) > 1
-            and any(storage[i] == made for i in row["output_ids"])
-            and all(elements[i] == count for i in row["input_ids"])
-        }
-        ready: dict[int, int] = {}
-        for row in rows:
-            if row["phase"] == "backward" and row["forward_op_id"] in reading - {None}:
-                ready[int(stage_of[row["forward_op_id"]])] = int(row["op_id"])
-        tied.append(TiedParameter(dict(gradient), int(gradient["size_bytes"]), stages, ready, frozenset(sums)))
+        count = max((size for size, at in zip(elements, trace.storage, strict=True) if at == made), default=-1)
+        sums = frozenset(
+            row.op_id
+            for row in trace.backward
+            if len(row.input_ids) > 1 and made in row.makes and all(elements[i] == count for i in row.input_ids)
+        )
+        ready = {int(stage_of[row.forward_op_id]): row.op_id for row in trace.backward if row.forward_op_id in reading}
+        tied.append(TiedParameter(dict(gradient), int(gradient["size_bytes"]), stages, ready, sums))
     return tied
 
 

@@ -32,9 +32,8 @@ from numpy.typing import NDArray
 from trioflow.base.errors import InputError, PlanError, TableError
 from trioflow.base.input_files import read_text
 from trioflow.costmodel.features import plain_name
-from trioflow.parallel.model_graph import ModelGraph, of_model
+from trioflow.parallel.model_graph import ModelGraph, Operator, of_model
 from trioflow.parallel.splits.tensor_split import list_untrained
-from trioflow.tables import records
 from trioflow.trace.store import Trace
 
 if TYPE_CHECKING:
@@ -68,42 +67,32 @@ class ExpertLayer:
 @of_model
 def find_expert_layers(trace: ModelGraph) -> list[ExpertLayer]:
     """Return the layers of experts that are computed by grouped products, in the order of forward."""
-    category, size, producer = trace.category, trace.size, trace.tensors["producer_op_id"].tolist()
-    found: dict[str, list[dict[str, Any]]] = {}
-    columns = ("op_id", "name", "phase", "module", "input_ids", "output_ids", "input_shapes")
-    for row in records(trace.operators, *columns):
-        weights = [i for i in row["input_ids"] if category[i] == "parameter"]
-        grouped = row["phase"] == "forward" and plain_name(str(row["name"]))[0] in _GROUPED
-        if grouped and weights and row["output_ids"]:
-            found.setdefault(str(row["module"]).rpartition(".")[0], []).append(row)
-    copied = {layer: _look_through_casts(trace, rows[0]["input_ids"][0]) for layer, rows in found.items()}
+    size, producer = trace.size, trace.tensors["producer_op_id"].tolist()
+    found: dict[str, list[Operator]] = {}
+    for row in trace.forward:
+        if plain_name(row.name)[0] in _GROUPED and row.weights and row.output_ids:
+            found.setdefault(row.module.rpartition(".")[0], []).append(row)
+    copied = {layer: _look_through_casts(trace, rows[0].input_ids[0]) for layer, rows in found.items()}
     return [
         ExpertLayer(
-            next(int(shape[0]) for shape in rows[0]["input_shapes"] if len(shape) == 3),
+            next(shape[0] for shape in rows[0].input_shapes if len(shape) == 3),
             int(producer[copied[layer]]),
-            tuple(int(row["op_id"]) for row in rows),
-            frozenset(str(row["module"]) for row in rows),
+            tuple(row.op_id for row in rows),
+            frozenset(row.module for row in rows),
             size[copied[layer]],
-            size[rows[-1]["output_ids"][0]],
-            size[copied[layer]] / _size_source(trace, int(producer[copied[layer]])),
+            size[rows[-1].output_ids[0]],
+            size[copied[layer]] / max((size[i] for i in trace.rows[int(producer[copied[layer]])].input_ids), default=1),
             "consecutive" in (trace.facts.routing or {}),
         )
         for layer, rows in found.items()
     ]
 
 
-def _size_source(trace: ModelGraph, permute: int) -> int:
-    """Return the tokens before they are copied [bytes]."""
-    ids = trace.operators["input_ids"].iloc[permute]
-    return max((trace.size[i] for i in ids), default=1)
-
-
 def _look_through_casts(trace: ModelGraph, tensor: int) -> int:
     """Return the tensor that experts' tokens were cast from: they travel as they are."""
     made = trace.tensors["producer_op_id"].iloc[tensor]
-    if pd.isna(made) or plain_name(str(trace.operators["name"].iloc[int(made)]))[0] != _CAST:
-        return tensor
-    return int(trace.operators["input_ids"].iloc[int(made)][0])
+    caster = None if pd.isna(made) else trace.rows[int(made)]
+    return caster.input_ids[0] if caster and plain_name(caster.name)[0] == _CAST else tensor
 
 
 @of_model

@@ -25,7 +25,6 @@ from itertools import pairwise
 from math import prod
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError
@@ -41,7 +40,6 @@ from trioflow.parallel.splits.pipeline import (
     loss_operators,
 )
 from trioflow.parallel.splits.tensor_split import TensorSplit, kind_of_module, list_untrained, scale_work
-from trioflow.tables import records
 from trioflow.trace.store import Trace, pipeline_units
 
 
@@ -68,30 +66,28 @@ def find_owners(trace: ModelGraph) -> Owners:
         parameters = list_parameters(trace)
     except PlanError:
         return Owners({}, {})
-    storage = trace.storage
-    shapes = [tuple(shape) for shape in trace.tensors["shape"]]
+    storage, shapes = trace.storage, trace.shape
     owner: dict[int, int] = {}
     for index, parameter in enumerate(parameters):
         for known in (parameter.storage_id, parameter.gradient_storage_id):
             if known >= 0:
                 owner[known] = index
-    updates = trace.operators[trace.operators["phase"] == "optimizer"]
-    rows = records(updates, "op_id", "module", "input_ids", "output_ids")
+    rows = [row for row in trace.rows if row.phase == "optimizer"]
     found: dict[int, frozenset[int]] = {}
     for _ in range(2):  # the second pass knows the states that the first one met late
         for row in rows:
-            lists = [[i for i in row[side] if shapes[i]] for side in ("input_ids", "output_ids")]
+            lists = [[i for i in side if shapes[i]] for side in (row.input_ids, row.output_ids)]
             mine = {owner[storage[i]] for side in lists for i in side if storage[i] in owner}
             order = _find_order([owner.get(storage[i], -1) for i in lists[0]], len(mine))
             for side in lists:
                 _follow_order(side, order, storage, shapes, owner)
-            found[int(row["op_id"])] = frozenset(mine)
+            found[row.op_id] = frozenset(mine)
     following: frozenset[int] = frozenset()
     for op_id in reversed(found):
         following = found[op_id] = found[op_id] or following
     for row in rows:
-        if not found[int(row["op_id"])]:
-            found[int(row["op_id"])] = _guess_owners(parameters, str(row["module"]))
+        if not found[row.op_id]:
+            found[row.op_id] = _guess_owners(parameters, row.module)
     return Owners(found, owner)
 
 
@@ -132,12 +128,7 @@ def _guess_owners(parameters: Sequence[Parameter], module: str) -> frozenset[int
 @of_model
 def list_updates(trace: ModelGraph) -> list[int]:
     """Return the optimizer operators on more than single numbers, such as a count of steps."""
-    columns = (trace.operators[name] for name in ("op_id", "phase", "input_shapes"))
-    return [
-        int(op)
-        for op, phase, shapes in zip(*columns, strict=True)
-        if phase == "optimizer" and any(len(shape) for shape in shapes)
-    ]
+    return [row.op_id for row in trace.rows if row.phase == "optimizer" and any(map(len, row.input_shapes))]
 
 
 def share_updates(
@@ -244,8 +235,9 @@ def _cut_updates(
     return replace(split, operators=operators, sharded_updates=cut)
 
 
+@of_model
 def place_parameters(
-    trace: Trace, stage_of: NDArray[np.int64], tied: Mapping[str, Collection[int]]
+    trace: ModelGraph, stage_of: NDArray[np.int64], tied: Mapping[str, Collection[int]]
 ) -> list[frozenset[int]]:
     """Return the stages of each parameter: of its update, else of what reads it; none where nothing does.
 
@@ -254,9 +246,8 @@ def place_parameters(
     found: dict[str, frozenset[int]] = {}
     untrained = {int(e["parameter_storage_id"]): str(e["name"]) for e in list_untrained(trace)}
     if untrained:
-        storage = trace.tensors["storage_id"].tolist()
-        for stage, ids in zip(stage_of.tolist(), trace.operators["input_ids"], strict=True):
-            for name in {untrained[storage[i]] for i in ids if storage[i] in untrained}:
+        for stage, row in zip(stage_of.tolist(), trace.rows, strict=True):
+            for name in {untrained[at] for at in row.reads if at in untrained}:
                 found[name] = found.get(name, frozenset()) | {stage}
     for gradient in trace.facts.gradients:
         name = str(gradient["name"])
@@ -267,7 +258,7 @@ def place_parameters(
     except PlanError:
         return []
     if any(p.unread for p in parameters):
-        stages = dict(zip(trace.operators["module"], stage_of.tolist(), strict=True))
+        stages = dict(zip((row.module for row in trace.rows), stage_of.tolist(), strict=True))
         for parameter in (p for p in parameters if p.unread):
             around = [m for m in stages if m and f"{parameter.name}.".startswith(f"{m}.")]
             if around:
@@ -363,7 +354,7 @@ def build_units(trace: ModelGraph, tensor: int = 1, expert: int = 1, apart: bool
     ]
 
 
-def _place_experts(trace: Trace, unit: ShardedUnit, parameters: list[Parameter]) -> list[ShardedUnit]:
+def _place_experts(trace: ModelGraph, unit: ShardedUnit, parameters: list[Parameter]) -> list[ShardedUnit]:
     """Return the unit of the experts inside another one; none where it has no experts."""
     if not parameters:
         return []
@@ -373,7 +364,7 @@ def _place_experts(trace: Trace, unit: ShardedUnit, parameters: list[Parameter])
 
 
 def build_stage_units(
-    trace: Trace, plan: Plan, placed: Sequence[frozenset[int]], stage_of: NDArray[np.int64], stage: int
+    trace: ModelGraph, plan: Plan, placed: Sequence[frozenset[int]], stage_of: NDArray[np.int64], stage: int
 ) -> list[ShardedUnit]:
     """Return the units of one pipeline stage, to which ``fully_shard`` is applied by itself.
 
@@ -416,7 +407,7 @@ def _find_units(trace: ModelGraph) -> dict[str, list[str]]:
         # The first of several often has a parameter more.
         if any(one <= other or other <= one for one, other in pairwise(alike)):
             blocks += [block for block in inside if not is_inside(block, blocks)]
-    modules = dict.fromkeys(str(module) for module in trace.operators["module"])
+    modules = {row.module for row in trace.rows}
     if not blocks or not all(any(is_inside(m, [block]) for m in modules) for block in blocks):
         return {}
     first = next(i for i, name in enumerate(names) if is_inside(name, blocks))
@@ -441,28 +432,12 @@ def _find_unit(name: str, units: dict[str, list[str]]) -> int:
     return next((i for i, paths in enumerate(units.values()) if is_inside(name, paths)), -1)
 
 
-@of_model
-def _list_operators(trace: ModelGraph) -> tuple[list[tuple[int, str, str, int | None]], set[str]]:
-    """Return number, phase, module and forward operator of each operator, and all modules."""
-    rows = [
-        (int(row["op_id"]), str(row["phase"]), str(row["module"]), row["forward_op_id"])
-        for row in records(trace.operators, "op_id", "phase", "module", "forward_op_id")
-    ]
-    return rows, {module for _, _, module, _ in rows}
-
-
-def _place_unit(trace: Trace, name: str, paths: list[str], parameters: list[Parameter]) -> ShardedUnit:
+def _place_unit(trace: ModelGraph, name: str, paths: list[str], parameters: list[Parameter]) -> ShardedUnit:
     """Find a unit's operators: those of its modules that have parameters."""
     wrapped = [path for path in paths if any(is_inside(p.name, [path]) for p in parameters)]
-    rows, modules = _list_operators(trace)
-    mine = {module for module in modules if is_inside(module, wrapped)}
-    forward, backward, known = [], [], set()
-    for op_id, phase, module, forward_op_id in rows:
-        if phase == "forward" and module in mine:
-            forward.append(op_id)
-            known.add(op_id)
-        elif phase == "backward" and forward_op_id in known:
-            backward.append(op_id)
+    mine = {module for module in {row.module for row in trace.forward} if is_inside(module, wrapped)}
+    forward = [row.op_id for row in trace.forward if row.module in mine]
+    backward = sorted(row.op_id for op_id in forward for row in trace.backward_of.get(op_id, ()))
     if not forward or not (backward or all(p.frozen for p in parameters)):
         raise PlanError(
             f"unit {name} has parameters, but the step runs no operator of it in both directions",
@@ -487,16 +462,18 @@ def _in_order(units: list[ShardedUnit]) -> list[ShardedUnit]:
     ]
 
 
-def _place_root(trace: Trace, parameters: tuple[Parameter, ...], here: Container[int] | None = None) -> ShardedUnit:
+def _place_root(
+    trace: ModelGraph, parameters: tuple[Parameter, ...], here: Container[int] | None = None
+) -> ShardedUnit:
     """Return the root of some operators: its backward begins behind the loss, which is not part of the model."""
-    phases = trace.operators["phase"].to_numpy()
-    forward, backward = (
-        [int(op) for op in np.flatnonzero(phases == phase) if here is None or op in here]
-        for phase in ("forward", "backward")
-    )
     loss = loss_operators(trace)
-    of = trace.operators["forward_op_id"]
-    behind = [op for op in backward if not pd.isna(of[op]) and int(of[op]) not in loss]
+    forward = [row.op_id for row in trace.forward if here is None or row.op_id in here]
+    behind = sorted(
+        row.op_id
+        for forward_op_id, rows in trace.backward_of.items()
+        for row in rows
+        if forward_op_id not in loss and (here is None or row.op_id in here)
+    )
     if not forward or not (behind or here is not None):
         raise PlanError("the trace has no forward and backward to shard", fix="trace a whole step")
     begin, end = (behind[0], behind[-1]) if behind else _NEVER

@@ -67,7 +67,7 @@ import pandas as pd
 from trioflow.base.errors import PlanError
 from trioflow.base.plan_row import TENSOR_STYLE, find_rank_program
 from trioflow.costmodel.features import FEATURES, class_of_name, plain_name
-from trioflow.parallel.model_graph import ModelGraph, of_model
+from trioflow.parallel.model_graph import ModelGraph, Operator, of_model
 from trioflow.parallel.splits.context import split_context
 from trioflow.parallel.splits.pipeline import list_parameters
 from trioflow.parallel.splits.routing import ExpertLayer, find_expert_layers, find_expert_modules, spread_tokens
@@ -83,14 +83,12 @@ from trioflow.parallel.splits.tensor_split import (
     TENSOR,
     Exchange,
     TensorSplit,
-    is_lookup,
     is_sharded,
     kind_of_module,
     list_untrained,
     scale_work,
 )
 from trioflow.parallel.splits.vocabulary import Vocabulary, check_tokens, find_head, find_vocabulary
-from trioflow.tables import records
 from trioflow.trace.store import Trace
 
 if TYPE_CHECKING:
@@ -112,16 +110,16 @@ class Messages:
         self.sums: dict[Any, tuple[int, list[int]]] = {}
         self.begun: set[int] = set()
 
-    def place(self, row: dict[str, Any], kind: str) -> None:
+    def place(self, row: Operator, kind: str) -> None:
         """Add what goes before and after one operator."""
-        if row["phase"] == "forward":
+        if row.phase == "forward":
             self._place_forward(row, kind)
-        elif row["phase"] == "backward":
+        elif row.phase == "backward":
             self._place_backward(row, kind)
 
-    def _place_forward(self, row: dict[str, Any], kind: str) -> None:
-        op_id, splitter = int(row["op_id"]), self.splitter
-        outputs = row["output_ids"][:1]
+    def _place_forward(self, row: Operator, kind: str) -> None:
+        op_id, splitter = row.op_id, self.splitter
+        outputs = row.output_ids[:1]
         for index in outputs:
             self.outputs[op_id] = splitter.size[index]
         if kind in ("row", "vocabulary"):
@@ -137,52 +135,52 @@ class Messages:
                 size = _STATISTIC_BYTES * found.tokens
                 self.split.add(AFTER, op_id, Exchange("all_reduce", size))
 
-    def _gather(self, row: dict[str, Any], kind: str) -> None:
+    def _gather(self, row: Operator, kind: str) -> None:
         """Gather what a layer needs whole, once for all layers of a module that read it."""
-        index, op_id = self.splitter.find_gathered(row), int(row["op_id"])
+        index, op_id = self.splitter.find_gathered(row), row.op_id
         if index is None:
             return
-        key = (self.splitter.storage[index], str(row["module"]).rpartition(".")[0])
+        key = (self.splitter.storage[index], row.module.rpartition(".")[0])
         if key not in self.gathered:
             self.gathered[key] = op_id
             self.split.add(BEFORE, op_id, Exchange("all_gather", self.splitter.size[index]))
         if kind == "column":
             self.group_of[op_id] = key
 
-    def _place_backward(self, row: dict[str, Any], kind: str) -> None:
-        forward = row["forward_op_id"]
+    def _place_backward(self, row: Operator, kind: str) -> None:
+        forward = row.forward_op_id
         if forward is None:
             return
         entered = forward in self.splitter.entered.values()
         if (entered or (kind == "row" and self.splitter.sequence)) and forward not in self.begun:
-            self._gather_gradient(row)
+            self._gather_gradient(row, forward)
         if kind == "column":
-            self._sum_later(row)
+            self._sum_later(row, forward)
 
-    def _gather_gradient(self, row: dict[str, Any]) -> None:
+    def _gather_gradient(self, row: Operator, forward: int) -> None:
         """Gather the gradient of a layer's result before its backward reads it, as it was cast where that is in FP8."""
-        forward, size = int(row["forward_op_id"]), self.outputs[int(row["forward_op_id"])]
+        size = self.outputs[forward]
         if forward in self.splitter.scaled:
             index = self.splitter.find_gathered(row)
-            if index is None or not row["flop"]:
+            if index is None or not row.flop:
                 return
             size = self.splitter.size[index]
         self.begun.add(forward)
-        self.split.add(BEFORE, int(row["op_id"]), Exchange("all_gather", size))
+        self.split.add(BEFORE, row.op_id, Exchange("all_gather", size))
 
-    def _sum_later(self, row: dict[str, Any]) -> None:
+    def _sum_later(self, row: Operator, forward: int) -> None:
         """Remember the last operator of a column split's backward, and the gradient to be added up."""
-        splitter, forward = self.splitter, int(row["forward_op_id"])
+        splitter = self.splitter
         whole = [
             i
-            for i in row["output_ids"]
+            for i in row.output_ids
             if splitter.category[i] == "activation"
             and splitter.storage[i] not in splitter.shards
-            and row["write_bytes"] > 0
+            and row.write_bytes > 0
         ]
         key = self.group_of.get(forward, forward)
         known = self.sums.get(key, (0, []))[1]
-        self.sums[key] = (int(row["op_id"]), known or whole[:1])
+        self.sums[key] = (row.op_id, known or whole[:1])
 
     def finish(self) -> None:
         """Place the sums of backward, and scatter embeddings that are cut right away."""
@@ -247,23 +245,12 @@ def _take(found: dict[int, list[Exchange]], op: int) -> list[Exchange]:
 
 def _list_layers(trace: ModelGraph) -> list[_Layer]:
     """Return the linear layers whose backward is two products; experts' are no such, they compute in groups."""
-    category, experts = trace.category, find_expert_modules(trace)
-    columns = ("op_id", "phase", "module", "flop", "forward_op_id", "input_ids")
-    backward: dict[int, list[int]] = {}
-    products: dict[int, dict[bool, int]] = {}
-    for row in records(trace.operators, *columns):
-        if row["phase"] != "backward" or row["forward_op_id"] is None or row["module"] in experts:
-            continue
-        forward = int(row["forward_op_id"])
-        backward.setdefault(forward, []).append(int(row["op_id"]))
-        if row["flop"]:
-            reads = any(category[i] == "parameter" for i in row["input_ids"])
-            products.setdefault(forward, {})[reads] = int(row["op_id"])
-    return [
-        _Layer(forward, found[True], found[False], tuple(backward[forward]))
-        for forward, found in products.items()
-        if len(found) == 2
-    ]
+    experts, found = find_expert_modules(trace), []
+    for forward, rows in trace.backward_of.items():
+        products = {bool(row.weights): row.op_id for row in rows if row.flop and row.module not in experts}
+        if len(products) == 2:
+            found.append(_Layer(forward, products[True], products[False], tuple(row.op_id for row in rows)))
+    return found
 
 
 EXCHANGE = "all_to_all"
@@ -284,7 +271,7 @@ def split_experts(trace: ModelGraph, plan: Plan, split: TensorSplit) -> TensorSp
         before={op: list(held) for op, held in split.before.items()},
         after={op: list(held) for op, held in split.after.items()},
     )
-    gradients = _list_backward(trace)
+    gradients = {op: [row.op_id for row in rows] for op, rows in trace.backward_of.items()}
     of_layer: dict[int, tuple[ExpertLayer, float]] = {}
     for layer, loads in zip(layers, spread_tokens(trace, plan), strict=True):
         most = float(loads.max())
@@ -305,14 +292,11 @@ def _cut_work(
     cells = {
         f"{grows}{name}": split.operators[f"{grows}{name}"].tolist() for name in FEATURES for grows in ("", "batch_")
     }
-    size, shape = trace.size, trace.tensors["shape"].tolist()
-    for row in records(trace.operators, "op_id", "input_ids", "output_ids"):
-        op_id = int(row["op_id"])
-        if op_id not in of_layer:
-            continue
-        layer, most = of_layer[op_id]
-        for name, ids in (("read_bytes", "input_ids"), ("write_bytes", "output_ids")):
-            weights = [i for i in row[ids] if len(shape[i]) == 3 and shape[i][0] == layer.experts]
+    size, shape = trace.size, trace.shape
+    for op_id, (layer, most) in of_layer.items():
+        row = trace.rows[op_id]
+        for name, ids in (("read_bytes", row.input_ids), ("write_bytes", row.output_ids)):
+            weights = [i for i in ids if len(shape[i]) == 3 and shape[i][0] == layer.experts]
             # What no rule of tensor parallelism cuts is whole.
             cut = plan.tensor if plan.expert_cut == plan.tensor else 1
             whole = sum(size[i] for i in weights) // cut
@@ -431,16 +415,6 @@ def _share_of_tokens(trace: Trace, split: TensorSplit, permute: int) -> float:
     return float(mine / whole) if whole else 1.0
 
 
-@of_model
-def _list_backward(trace: ModelGraph) -> dict[int, list[int]]:
-    """Return the backward operators of each forward operator."""
-    found: dict[int, list[int]] = {}
-    for row in records(trace.operators, "op_id", "phase", "forward_op_id"):
-        if row["phase"] == "backward" and row["forward_op_id"] is not None:
-            found.setdefault(int(row["forward_op_id"]), []).append(int(row["op_id"]))
-    return found
-
-
 _WHOLE = ("parameter", "gradient", "buffer")
 """Categories of tensors that do not grow with the tokens."""
 _CUT = ("flop", "read_bytes", "write_bytes", "batch_flop", "batch_read_bytes", "batch_write_bytes")
@@ -458,8 +432,7 @@ class Splitter:
     def __init__(self, trace: ModelGraph, degree: int, sequence: bool, vocabulary: Vocabulary | None) -> None:
         self.rules: Mapping[str, str] = trace.facts.tensor_split or {}
         self.degree, self.sequence, self.vocabulary = degree, sequence, vocabulary
-        self.storage, self.category, self.size = trace.storage, trace.category, trace.size
-        self.shape = [tuple(shape) for shape in trace.tensors["shape"]]
+        self.storage, self.category, self.size, self.shape = trace.storage, trace.category, trace.size, trace.shape
         self.kinds: dict[int, str] = {}
         self.weights: dict[int, set[tuple[int, ...]]] = {}
         self.shards = {
@@ -477,71 +450,71 @@ class Splitter:
         self.exit = find_head(trace) if sequence else None
         self.scaled: set[int] = set()  # forward operators of layers that compute in FP8
 
-    def visit(self, row: dict[str, Any]) -> str:
+    def visit(self, row: Operator) -> str:
         """Return how one operator is affected: column, row, vocabulary, inside, token, exit or nothing."""
-        if row["phase"] == "optimizer":
+        if row.phase == "optimizer":
             return ""
-        inputs = [self.storage[i] for i in row["input_ids"]]
-        kind, name = kind_of_module(row["module"], self.rules), plain_name(str(row["name"]))[0]
-        if name in _SCALED and row["phase"] == "forward":
-            self.scaled.add(int(row["op_id"]))
-        if row["phase"] == "backward":
-            forward = row["forward_op_id"]
+        inputs = row.reads
+        kind, name = kind_of_module(row.module, self.rules), plain_name(row.name)[0]
+        if name in _SCALED and row.phase == "forward":
+            self.scaled.add(row.op_id)
+        if row.phase == "backward":
+            forward = row.forward_op_id
             kind = "" if forward is None else self.kinds[forward]
             kind = "" if kind == "exit" else kind
-        elif not (kind and any(self.category[i] == "parameter" for i in row["input_ids"])):
+        elif not row.weights:
             kind = ""
         elif kind == "row" and not any(s in self.shards for s in inputs):
             kind = ""  # a bias of its own, added behind the sum
-        elif kind == "column" and is_lookup(row, self.category):
+        elif kind == "column" and row.looks_up:
             kind = "vocabulary"
-        if not kind and row["forward_op_id"] not in self.whole:
+        if not kind and row.forward_op_id not in self.whole:
             kind = "inside" if any(s in self.shards for s in inputs) else ""
             if not kind and name in _CASTS and any(s in self.tokens for s in inputs):
                 kind = "token"  # a rank casts its own tokens' gradients, and gathers them in FP8
-        if self.sequence and row["phase"] == "forward":
+        if self.sequence and row.phase == "forward":
             kind = kind or self._follow_tokens(row, inputs)
             self._follow_lookups(row, kind, inputs)
-        self.kinds[int(row["op_id"])] = kind
-        if kind == "" and any(self.category[i] == "parameter" for i in row["input_ids"]):
-            self.whole.add(int(row["op_id"]))
+        self.kinds[row.op_id] = kind
+        if kind == "" and row.weights:
+            self.whole.add(row.op_id)
         self._mark_outputs(row, kind, set(inputs))
         return kind
 
-    def _follow_tokens(self, row: dict[str, Any], inputs: list[int]) -> str:
+    def _follow_tokens(self, row: Operator, inputs: list[int]) -> str:
         """Return whether a forward operator works on a rank's tokens, or is the first that needs all."""
         reads_tokens = any(s in self.tokens for s in inputs)
-        if self.exit is not None and row["op_id"] >= self.exit:
+        if self.exit is not None and row.op_id >= self.exit:
             return "exit" if reads_tokens else ""
         looked_up = [s for s in inputs if s in self.embedded]
-        if not reads_tokens and (not looked_up or class_of_name(str(row["name"])) in _WHOLE_SUMS):
+        if not reads_tokens and (not looked_up or class_of_name(row.name) in _WHOLE_SUMS):
             return ""
         for storage in looked_up:
             self.entered[storage] = self.embedded.pop(storage)
             self.tokens.add(storage)
-        self.partial |= {self.storage[i] for i in row["input_ids"] if self.category[i] == "parameter"}
+        self.partial |= {self.storage[i] for i in row.weights}
         return "token"
 
-    def _follow_lookups(self, row: dict[str, Any], kind: str, inputs: list[int]) -> None:
+    def _follow_lookups(self, row: Operator, kind: str, inputs: list[int]) -> None:
         """Follow what lookups of embeddings, and sums of them, yield."""
         sums = kind == "" and any(s in self.embedded for s in inputs)
-        reads_step = any(self.category[i] == "input" for i in row["input_ids"])
+        reads_step = any(self.category[i] == "input" for i in row.input_ids)
         # Lookups of positions are summed with those of tokens; of other things, they stay whole.
-        if sums or (reads_step and is_lookup(row, self.category)):
-            for index in row["output_ids"]:
+        if sums or (reads_step and row.looks_up):
+            for index in row.output_ids:
                 if self.category[index] == "activation":
-                    self.embedded[self.storage[index]] = int(row["op_id"])
+                    self.embedded[self.storage[index]] = row.op_id
 
-    def _mark_outputs(self, row: dict[str, Any], kind: str, inputs: set[int]) -> None:
+    def _mark_outputs(self, row: Operator, kind: str, inputs: set[int]) -> None:
         """Mark fresh results as shards where the split makes them so."""
-        forward = row["phase"] == "forward"
+        forward = row.phase == "forward"
         makes_shards = kind in ("inside", "column" if forward else "row")
         cut = kind == "token" or (self.sequence and kind == "row" and forward)
         of_layer = kind in ("column", "row", "vocabulary")
         if of_layer and forward:
-            shapes = {self.shape[i] for i in row["input_ids"] if self.category[i] == "parameter"}
-            self.weights[int(row["op_id"])] = shapes | {shape[::-1] for shape in shapes}
-        for index in row["output_ids"]:
+            shapes = {self.shape[i] for i in row.weights}
+            self.weights[row.op_id] = shapes | {shape[::-1] for shape in shapes}
+        for index in row.output_ids:
             storage = self.storage[index]
             if storage in inputs or self.category[index] == "gradient":
                 continue
@@ -552,15 +525,14 @@ class Splitter:
             elif cut:
                 self.tokens.add(storage)
 
-    def is_part(self, row: dict[str, Any], index: int) -> bool:
+    def is_part(self, row: Operator, index: int) -> bool:
         """Return whether a layer's backward makes a part of its weight's gradient.
 
         What reads the weight yields the input's gradient first: with as many tokens as outputs the two look alike.
         """
-        if self.shape[index] not in self.weights.get(int(row["forward_op_id"]), set()):
+        if self.shape[index] not in self.weights.get(-1 if row.forward_op_id is None else row.forward_op_id, set()):
             return False
-        reads_weight = any(self.category[i] == "parameter" for i in row["input_ids"])
-        return not (reads_weight and index == row["output_ids"][0])
+        return not (row.weights and index == row.output_ids[0])
 
     def shard_bytes(self, indices: list[int], total: int) -> int:
         """Return the bytes of some tensors when the shards among them are cut."""
@@ -574,9 +546,9 @@ class Splitter:
             return 0
         return sum(self.size[i] // (1 if self.category[i] in _WHOLE else self.degree) for i in indices)
 
-    def find_gathered(self, row: dict[str, Any]) -> int | None:
+    def find_gathered(self, row: Operator) -> int | None:
         """Return the first of an operator's inputs that holds a rank's tokens."""
-        return next((i for i in row["input_ids"] if self.storage[i] in self.tokens), None)
+        return next((i for i in row.input_ids if self.storage[i] in self.tokens), None)
 
 
 @of_model
@@ -596,7 +568,7 @@ def split_operators(trace: ModelGraph, degree: int, *, sequence: bool = False, v
     messages = Messages(splitter, split)
     # Cells of a frame are slow to write one by one.
     cells = {name: split.operators[name].tolist() for name in _CUT}
-    for row in records(trace.operators):
+    for row in trace.rows:
         kind = splitter.visit(row)
         messages.place(row, kind)
         if not kind or kind == "exit":
@@ -626,29 +598,23 @@ def _cut_updates(split: TensorSplit, trace: ModelGraph, degree: int) -> None:
     shares = {op: share for op, share in shard_updates(trace, degree).items() if share < 1}
     split.operators = scale_work(split.operators, shares)
     rules = trace.facts.tensor_split or {}
-    updates = records(trace.operators, "op_id", "phase", "module")
-    of_layers = {
-        int(row["op_id"]) for row in updates if row["phase"] == "optimizer" and kind_of_module(row["module"], rules)
-    }
+    of_layers = {row.op_id for row in trace.rows if row.phase == "optimizer" and kind_of_module(row.module, rules)}
     split.sharded_updates |= of_layers | set(shares)
 
 
-def _cut(cells: dict[str, list[int]], row: dict[str, Any], kind: str, splitter: Splitter) -> None:
+def _cut(cells: dict[str, list[int]], row: Operator, kind: str, splitter: Splitter) -> None:
     """Write the shard's work into one row of the columns."""
-    op_id, degree = row["op_id"], splitter.degree
+    op_id, degree = row.op_id, splitter.degree
+    names = ("flop", "read_bytes", "write_bytes") if kind == "inside" else ("flop",)
+    for name in (*names, *(f"batch_{name}" for name in names)):
+        cells[name][op_id] //= degree
     if kind == "inside":
-        for column in ("flop", "read_bytes", "write_bytes"):
-            for name in (column, f"batch_{column}"):
-                cells[name][op_id] = int(row[name]) // degree
         return
-    for name in ("flop", "batch_flop"):
-        cells[name][op_id] = int(row[name]) // degree
     count = splitter.token_bytes if kind == "token" else splitter.shard_bytes
-    for column, ids in (("read_bytes", "input_ids"), ("write_bytes", "output_ids")):
-        before = int(row[column])
-        after = count(row[ids], before)
-        growing = int(row[f"batch_{column}"])
-        grown = [i for i in row[ids] if splitter.category[i] not in _WHOLE]
+    for column, ids in (("read_bytes", row.input_ids), ("write_bytes", row.output_ids)):
+        before, growing = cells[column][op_id], cells[f"batch_{column}"][op_id]
+        after = count(ids, before)
+        grown = [i for i in ids if splitter.category[i] not in _WHOLE]
         if growing == sum(splitter.size[i] for i in grown):  # which bytes grow is known
             growing = count(grown, growing)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from math import prod
@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trioflow.costmodel.features import FEATURES, class_of_name
+from trioflow.costmodel.features import FEATURES
 from trioflow.parallel.model_graph import ModelGraph, of_model
-from trioflow.trace.store import Trace
 
 BEFORE, AFTER, SUMMED = "before", "after", "summed"
 TENSOR, EXPERTS = "tensor", "experts"
@@ -144,12 +143,11 @@ def list_untrained(trace: ModelGraph) -> list[dict[str, Any]]:
     owned = {int(g.get("parameter_storage_id", -1)) for g in trace.facts.gradients}
     readers: dict[int, str] = {}
     places: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-    columns = (trace.tensors[c].tolist() for c in ("module", "shape"))
-    for storage, category, module, shape in zip(trace.storage, trace.category, *columns, strict=True):
-        if category == "parameter" and storage not in owned:
-            reader = readers.setdefault(storage, str(module))
-            for place in (reader, _ANYWHERE):
-                places.setdefault((place, tuple(int(size) for size in shape)), []).append(storage)
+    columns = (trace.storage, trace.category, trace.tensors["module"], trace.shape)
+    for at, category, module, shape in zip(*columns, strict=True):
+        if category == "parameter" and at not in owned:
+            for place in (readers.setdefault(at, str(module)), _ANYWHERE):
+                places.setdefault((place, shape), []).append(at)
     found: dict[str, int] = {}
     free = [p for p in trace.facts.parameters or [] if str(p["name"]) not in gradients]
     for depth in (1, None):
@@ -178,11 +176,6 @@ def list_untrained(trace: ModelGraph) -> list[dict[str, Any]]:
 _ANYWHERE = "*"
 
 
-def is_lookup(row: Mapping[str, Any], category: Sequence[str]) -> bool:
-    """Return whether a forward operator looks rows of a parameter up."""
-    return class_of_name(str(row["name"])) == "embedding" and any(category[i] == "parameter" for i in row["input_ids"])
-
-
 @of_model
 def count_heads(trace: ModelGraph) -> list[int]:
     """Return the numbers of heads that attentions have, of queries and keys, each once.
@@ -192,28 +185,17 @@ def count_heads(trace: ModelGraph) -> list[int]:
     """
     configured = str((trace.facts.row or {}).get("heads", ""))
     found = {*(trace.facts.attention_heads or ()), *map(int, [configured] * configured.isdigit())}
-    for name, phase, shapes in zip(*(trace.operators[c] for c in ("name", "phase", "input_shapes")), strict=True):
-        if phase == "forward" and ATTENTION in str(name):
-            found |= {int(shape[1]) for shape in list(shapes)[:3] if len(shape) == 4}
+    for row in trace.forward:
+        if ATTENTION in row.name:
+            found |= {shape[1] for shape in row.input_shapes[:3] if len(shape) == 4}
     return sorted(found)
 
 
-def find_weight(row: Mapping[str, Any], category: Sequence[str]) -> int | None:
-    """Return the place among an operator's inputs of a parameter of two or more dimensions."""
-    for place, index in enumerate(row["input_ids"]):
-        if category[index] == "parameter" and len(row["input_shapes"][place]) > 1:
-            return place
-    return None
-
-
-def find_loss(trace: Trace) -> frozenset[int]:
+@of_model
+def find_loss(trace: ModelGraph) -> frozenset[int]:
     """Return the forward operators behind the last one inside a module: the loss."""
-    operators = trace.operators
-    forward = operators["phase"] == "forward"
-    inside = operators.loc[forward & (operators["module"] != ""), "op_id"]
-    last = int(inside.max()) if len(inside) else -1
-    found = operators.loc[forward & (operators["op_id"] > last), "op_id"]
-    return frozenset(int(op) for op in found) if last >= 0 else frozenset()
+    last = max((row.op_id for row in trace.forward if row.module), default=len(trace.rows))
+    return frozenset(row.op_id for row in trace.forward if row.op_id > last)
 
 
 def with_rules(trace: ModelGraph, rules: Mapping[str, str], padded: Mapping[int, float]) -> ModelGraph:

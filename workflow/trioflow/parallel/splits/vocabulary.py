@@ -4,32 +4,21 @@ References: M. Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3: colum
 feed-forward layers; token embedding and head by vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from math import prod
-from typing import Any
 
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import TENSOR_STYLE, find_rank_program
 from trioflow.costmodel.features import class_of_name, plain_name
-from trioflow.parallel.model_graph import ModelGraph, of_model
+from trioflow.parallel.model_graph import ModelGraph, Operator, of_model
 from trioflow.parallel.splits.routing import leave_experts_whole
-from trioflow.parallel.splits.tensor_split import (
-    find_loss,
-    find_weight,
-    is_lookup,
-    kind_of_module,
-    list_untrained,
-    with_rules,
-)
-from trioflow.tables import records
+from trioflow.parallel.splits.tensor_split import find_loss, kind_of_module, list_untrained, with_rules
 from trioflow.trace.language.sizes import LIGER, split_adapters
 from trioflow.trace.store import Trace
-
-_COLUMNS = ("op_id", "name", "phase", "module", "input_ids", "input_shapes", "output_shapes")
 
 
 @dataclass(frozen=True)
@@ -53,13 +42,12 @@ class Vocabulary:
 @of_model
 def list_lengths(trace: ModelGraph) -> frozenset[int]:
     """Return the lengths of what a step's inputs look up: the tokens of a sample."""
-    category = trace.category
     return frozenset(
-        int(row["input_shapes"][place][-1])
-        for row in records(trace.operators, "name", "phase", "input_ids", "input_shapes")
-        if row["phase"] == "forward" and is_lookup(row, category)
-        for place, index in enumerate(row["input_ids"])
-        if category[index] == "input" and row["input_shapes"][place]
+        row.input_shapes[place][-1]
+        for row in trace.forward
+        if row.looks_up
+        for place, index in enumerate(row.input_ids)
+        if trace.category[index] == "input" and row.input_shapes[place]
     )
 
 
@@ -81,17 +69,16 @@ def check_tokens(trace: Trace, degree: int) -> None:
 @of_model
 def find_head(trace: ModelGraph) -> int | None:
     """Return the last product with a parameter in forward, unless that is a split layer's; None without one."""
-    category = trace.category
     rules, loss = (trace.facts.tensor_split or {}), find_loss(trace)
-    found = None
-    for row in records(trace.operators, *_COLUMNS):
-        if row["phase"] != "forward" or row["op_id"] in loss:
-            continue
-        if class_of_name(str(row["name"])) == "gemm" and find_weight(row, category) is not None:
-            found = row
-    if found is not None and kind_of_module(str(found["module"]), rules) != "row":
-        return int(found["op_id"])
+    products = [row for row in trace.forward if row.op_id not in loss and _multiplies(row)]
+    if products and kind_of_module(products[-1].module, rules) != "row":
+        return products[-1].op_id
     return min(loss, default=None)
+
+
+def _multiplies(row: Operator) -> bool:
+    """Return whether an operator is a product with a parameter."""
+    return class_of_name(row.name) == "gemm" and row.matrix is not None
 
 
 @of_model
@@ -100,26 +87,17 @@ def find_vocabulary(trace: ModelGraph, degree: int) -> Vocabulary:
 
     Raises PlanError when there is no embedding of the step's tokens, no head of as many words, or no loss.
     """
-    category, storage = trace.category, trace.storage
-    forward = [r for r in records(trace.operators, *_COLUMNS) if r["phase"] == "forward"]
     lookups = [
-        row for row in forward if is_lookup(row, category) and any(category[i] == "input" for i in row["input_ids"])
+        (row, row.matrix)
+        for row in trace.forward
+        if row.looks_up and any(trace.category[i] == "input" for i in row.input_ids)
     ]
-    places = {int(row["op_id"]): find_weight(row, category) for row in forward}
-    tables = {
-        storage[row["input_ids"][places[row["op_id"]]]]: row["input_shapes"][places[row["op_id"]]]
-        for row in lookups
-        if places[row["op_id"]] is not None
-    }
-    words = max((int(shape[0]) for shape in tables.values()), default=0)
+    tables = {row.reads[place]: row.input_shapes[place][0] for row, place in lookups if place is not None}
+    words = max(tables.values(), default=0)
     heads = [
         row
-        for row in forward
-        if class_of_name(str(row["name"])) == "gemm"
-        and places[row["op_id"]] is not None
-        and words
-        and row["output_shapes"]
-        and row["output_shapes"][0][-1:] == [words]
+        for row in trace.forward
+        if words and _multiplies(row) and row.output_shapes and row.output_shapes[0][-1:] == [words]
     ]
     if not heads:
         missing = "head that scores the words" if words else "embedding of its tokens"
@@ -127,20 +105,16 @@ def find_vocabulary(trace: ModelGraph, degree: int) -> Vocabulary:
             f"vocabulary parallelism: the model of this trace has no {missing}", fix="leave vocabulary_parallel out"
         )
     head = heads[-1]
-    chosen = [
-        row
-        for row in lookups
-        if places[row["op_id"]] is not None and int(row["input_shapes"][places[row["op_id"]]][0]) == words
-    ]
-    weights = [storage[row["input_ids"][places[row["op_id"]]]] for row in (*chosen, head)]
-    statistics = _find_statistics(forward, int(head["op_id"]))
+    chosen = [row for row, place in lookups if place is not None and row.input_shapes[place][0] == words]
+    weights = [row.reads[place] for row in (*chosen, head) if (place := row.matrix) is not None]
+    statistics = _find_statistics(trace.forward[trace.forward.index(head) + 1 :])
     return Vocabulary(
         _list_modules(trace, [*chosen, head], set(weights)),
         tuple(dict.fromkeys(weights)),
         words,
         -(-words // degree) * degree,
         statistics,
-        prod(head["output_shapes"][0][:-1]),
+        prod(head.output_shapes[0][:-1]),
     )
 
 
@@ -155,29 +129,25 @@ def has_vocabulary(trace: Trace, degree: int) -> bool:
     return True
 
 
-def _list_modules(trace: Trace, rows: list[dict[str, Any]], weights: set[int]) -> tuple[str, ...]:
+def _list_modules(trace: Trace, rows: list[Operator], weights: set[int]) -> tuple[str, ...]:
     """Return the modules that use the weights, the owner of a tied one included."""
     owners = [
         str(g["module"])
         for g in (*trace.facts.gradients, *list_untrained(trace))
         if int(g.get("parameter_storage_id", -1)) in weights
     ]
-    return tuple(dict.fromkeys([*(str(row["module"]) for row in rows), *owners]))
+    return tuple(dict.fromkeys([*(row.module for row in rows), *owners]))
 
 
-def _find_statistics(forward: list[dict[str, Any]], head: int) -> dict[int, int]:
+_REDUCED = {"softmax": 2, "loss": 1}
+"""Small all-reduces behind operators of a loss, by class; behind a whole cross entropy maximum, sum and predicted logit."""
+
+
+def _find_statistics(behind: Sequence[Operator]) -> dict[int, int]:
     """Return how many all-reduces of one number a token follow each operator of the loss; PlanError without a loss of words."""
-    found: dict[int, int] = {}
-    for row in forward:
-        if row["op_id"] <= head:
-            continue
-        name = str(row["name"])
-        if plain_name(name)[0].startswith("cross_entropy"):
-            found[int(row["op_id"])] = 3  # maximum, sum, predicted logit
-        elif class_of_name(name) == "softmax":
-            found[int(row["op_id"])] = 2
-        elif class_of_name(name) == "loss":
-            found[int(row["op_id"])] = 1
+    whole = [3 * plain_name(row.name)[0].startswith("cross_entropy") for row in behind]
+    counts = (one or _REDUCED.get(class_of_name(row.name), 0) for one, row in zip(whole, behind, strict=True))
+    found = {row.op_id: count for row, count in zip(behind, counts, strict=True) if count}
     if sum(found.values()) < 3:
         raise PlanError(
             "vocabulary parallelism: no cross entropy follows the head in this trace",
