@@ -49,20 +49,20 @@ _StrictLoader.add_implicit_resolver(
 )
 
 
-def _count_nodes(node: yaml.Node, known: dict[int, int], depth: int) -> int:
+def _count_nodes(node: yaml.Node, known: dict[yaml.Node, int], depth: int) -> int:
     """Return how many values a node holds, aliases counted as often as they stand."""
-    total = known.get(id(node), 0)
+    total = known.get(node, 0)
     if total:
         return total
     problem = "it is nested too deeply" if depth > DEEPEST else ""
-    if total == 0 and id(node) in known:
+    if total == 0 and node in known:
         problem = "an alias lies within what it names"
     if not problem:
-        known[id(node)], total = 0, 1
+        known[node], total = 0, 1
         for one in node.value if isinstance(node, yaml.CollectionNode) else ():
             for inner in one if isinstance(one, tuple) else (one,):
                 total += _count_nodes(inner, known, depth + 1)
-        known[id(node)] = total
+        known[node] = total
         problem = "its aliases stand for too many values" if total > _MOST_NODES else ""
     if problem:
         raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)

@@ -107,7 +107,7 @@ def _read_message(entry: Mapping[str, Any], world_size: int, rank: int) -> Messa
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Rank:
     """A traced rank."""
 
@@ -211,9 +211,8 @@ def _assign_ranks(
                 fix=f"give traces of the ranks {', '.join(map(str, ranks_missing))} as well",
             )
         runs = [own.get(rank, places[int(tiling.place_of[rank])]) for rank in range(ranks)]
-    keys = list(dict.fromkeys(id(one) for one in runs))
-    chosen = [next(one for one in runs if id(one) == key) for key in keys]
-    return np.array([keys.index(id(one)) for one in runs], dtype=np.int64), chosen
+    place: dict[_Rank, int] = {}
+    return np.array([place.setdefault(one, len(place)) for one in runs], dtype=np.int64), [*place]
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def validate_new_gpu(data: PublicPairs) -> pd.DataFrame:
     boards count as one) nor its workload. A sum's interval is used end to end too.
     """
     cases, folds = data.cases, _Folds(data)
-    sized = {id(case): size_rows(case.trace.operators) for case in cases}
+    sized = {case: size_rows(case.trace.operators) for case in cases}
     rows: list[dict[str, Any]] = []
     # The same case on two GPUs of different chips, in both orders.
     for source, target in itertools.permutations(cases, 2):
@@ -80,7 +80,7 @@ def validate_new_gpu(data: PublicPairs) -> pd.DataFrame:
             continue
         model = folds.model(target.device.chip, target.workload)
         for rule in list_rules():
-            rows += _judge_case(source, sized[id(source)], target, rule, model)
+            rows += _judge_case(source, sized[source], target, rule, model)
     rows += _judge_single(data.measured, folds)
     rows += _judge_batches(data.resized)
     rows += _judge_throughput(Path(data.data_folder), folds)

@@ -40,7 +40,7 @@ SUM, _END_TO_END, OPERATOR = "operator_sum", "end_to_end", "operator"
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """What the rows of one case share."""
 

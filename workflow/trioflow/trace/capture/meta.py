@@ -421,17 +421,17 @@ def fused_attention(masks: set[bool]) -> AbstractContextManager[Any]:
 
 def _move_to_fake(model: torch.nn.Module) -> None:
     """Replace a model's tensors on the meta device by fake ones; shared ones stay shared."""
-    known: dict[int, torch.Tensor] = {}
+    known: dict[torch.Tensor, torch.Tensor] = {}
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in known:
+        if tensor not in known:
             made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_PLACE).requires_grad_(
                 tensor.requires_grad
             )
-            known[id(tensor)] = (
+            known[tensor] = (
                 torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
             )
-        return known[id(tensor)]
+        return known[tensor]
 
     for module in model.modules():
         for held in (module._parameters, module._buffers, vars(module)):

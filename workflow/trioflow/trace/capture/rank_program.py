@@ -182,7 +182,7 @@ class _Places:
     """Where in the step a call is made: its phase, and the module whose forward runs."""
 
     def __init__(self) -> None:
-        self._paths: dict[int, str] = {}
+        self._paths: dict[torch.nn.Module, str] = {}
         self._stack: list[str] = []
         self._updates = self._learnt = False
         self.optimizer = "none"
@@ -214,11 +214,11 @@ class _Places:
         return "optimizer" if self._updates or closing else "forward", module
 
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
-        if id(module) not in self._paths:
+        if module not in self._paths:
             for path, inner in module.named_modules():
                 own = reduce(lambda name, word: name.replace(word, ""), _WRAPPERS, f"{path}.")
-                self._paths.setdefault(id(inner), own.removesuffix("."))
-        self._stack.append(self._paths[id(module)])
+                self._paths.setdefault(inner, own.removesuffix("."))
+        self._stack.append(self._paths[module])
 
     def _leave(self, *_: Any) -> None:
         self._stack.pop()
@@ -380,7 +380,7 @@ class StreamLog:
         return self._number(self._device.current_stream())
 
     def _number(self, stream: Any) -> int:
-        key = getattr(stream, "cuda_stream", id(stream))
+        key = getattr(stream, "cuda_stream", stream)
         return self._numbers.setdefault(key, len(self._numbers))
 
     def _reached(self, stream: Any) -> list[int]:

@@ -85,7 +85,7 @@ def read_calls(nodes: Sequence[ChakraNode]) -> Calls:
     for node in nodes:
         event = events[node.node_id] = _make_event(node)
         if node.on_cpu:
-            links[id(event)] = Node(
+            links[event] = Node(
                 node.node_id, 0, node.name, 0, 0, node.text("op_schema"), node.inputs, node.outputs, frozenset()
             )
     root = _nest(nodes, events, steps[-1] if steps else None)
@@ -149,24 +149,24 @@ def _nest(nodes: Sequence[ChakraNode], events: dict[int, Event], step: ChakraNod
 def _launch(calls: Calls, nodes: Sequence[ChakraNode], events: dict[int, Event]) -> None:
     """Give every operator its kernels; kernels without one become operators of their own."""
     step = calls.step
-    owner = {id(e): operator for operator in step.operators for e in operator.walk()}
+    owner = {e: operator for operator in step.operators for e in operator.walk()}
     device = [n for n in nodes if not n.on_cpu and n.kind != "METADATA_NODE"]
     if not any(n.kind.startswith("COMM_") for n in device):
         device += [n for n in nodes if n.on_cpu and n.kind.startswith("COMM_")]
-    of_operator: dict[int, list[ChakraNode]] = {}
+    of_operator: dict[Event, list[ChakraNode]] = {}
     for node in device:
         event = events[node.node_id]
         caller = events.get(node.enclosing.node_id) if node.enclosing else None
-        above = owner.get(id(event)) or owner.get(id(caller))
+        above = owner.get(event) or (owner.get(caller) if caller else None)
         if above is None:
             above = event
             event.parent = event.parent or caller or step.root
             step.operators.append(event)
-            owner[id(event)] = event
-        of_operator.setdefault(id(above), []).append(node)
+            owner[event] = event
+        of_operator.setdefault(above, []).append(node)
     step.operators.sort(key=lambda e: e.start_ns)
     for place, operator in enumerate(step.operators):
-        mine = of_operator.get(id(operator), [])
+        mine = of_operator.get(operator, [])
         messages = [n for n in mine if n.kind.startswith("COMM_")]
         if messages:
             calls.messages[place] = messages

@@ -212,8 +212,8 @@ def _find_operations(file: _File) -> tuple[Any, list[Event]]:
 def _without_containers(events: Iterable[Event]) -> list[Event]:
     """Return the operations that enclose no other on their thread, in order of start: a loop is its body."""
     ordered = sorted(events, key=lambda e: (e.start_ns, -e.end_ns))
-    containers = {id(above) for _, above in find_enclosing(ordered)}
-    return [event for event in ordered if id(event) not in containers]
+    containers = {above for _, above in find_enclosing(ordered)}
+    return [event for event in ordered if event not in containers]
 
 
 def _find_spans(file: _File, process: Any) -> list[Event]:

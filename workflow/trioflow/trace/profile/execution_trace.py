@@ -205,7 +205,7 @@ def _check_parents(nodes: Mapping[int, Node], path: str | Path) -> None:
 
 
 T = TypeVar("T")
-Links = dict[int, Node]
+Links = dict[Event, Node]
 """Node of an event, by the event's ``id()``."""
 
 
@@ -221,7 +221,7 @@ def link_nodes(events: Sequence[Event], nodes: Sequence[Node]) -> Links:
     if any(e.record_id is not None for e in events):
         by_record = {n.record_id: n for n in nodes if n.record_id}
         pairs = ((e, by_record.get(e.record_id or 0)) for e in events)
-        return {id(e): n for e, n in pairs if n is not None and n.name == e.name}
+        return {e: n for e, n in pairs if n is not None and n.name == e.name}
     return _link_by_order(events, nodes)
 
 
@@ -243,7 +243,7 @@ def _link_by_order(events: Sequence[Event], nodes: Sequence[Node]) -> Links:
             for place, candidates in enumerate(theirs):
                 pairs = find(names, [n.name for n in candidates])
                 if pairs:
-                    links |= {id(calls[one]): candidates[other] for one, other in pairs}
+                    links |= {calls[one]: candidates[other] for one, other in pairs}
                     ours.remove(calls)
                     del theirs[place]
                     break

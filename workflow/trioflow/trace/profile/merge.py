@@ -211,22 +211,22 @@ def _doubt_pair(step: Step, links: Links, nodes: Sequence[Node]) -> list[str]:
     """Doubt calls that one of the two files lacks or describes otherwise."""
     # Annotations may be the profiler's own.
     calls = [e for e in step.root.walk() if e.category == "cpu_op"]
-    missing = [e.name for e in calls if id(e) not in links]
-    used = {id(node) for node in links.values()}
+    missing = [e.name for e in calls if e not in links]
+    used = {node.node_id for node in links.values()}
     numbers = [n.node_id for n in links.values()]
     first, last = (min(numbers), max(numbers)) if numbers else (0, -1)
-    extra = [n.name for n in nodes if id(n) not in used and first <= n.node_id <= last and is_operator(n.name)]
+    extra = [n.name for n in nodes if n.node_id not in used and first <= n.node_id <= last and is_operator(n.name)]
     shapes, callers, sequences, marked = [], [], [], []
     by_id = {n.node_id: n for n in nodes}
     for event in step.root.walk():
-        node = links.get(id(event))
+        node = links.get(event)
         if node is None:
             continue
         if node.schema and event.category != "cpu_op":
             marked.append(event.name)
         if not _same_shapes(event, node):
             shapes.append(event.name)
-        caller = next((links[id(a)] for a in event.ancestors() if id(a) in links), None)
+        caller = next((links[a] for a in event.ancestors() if a in links), None)
         above = by_id.get(node.parent)
         if above is not caller and (caller is not None or (above is not None and above.record_id)):
             callers.append(event.name)
@@ -304,7 +304,7 @@ def observe_step(step: Step, links: Links | None) -> Observation:
     what the profile itself holds, which is neither the identity nor the results of a tensor.
     """
     found, numbers = Observation([], []), count(1)
-    noted = (links.get(id(e)) for e in step.root.children if e.name == PARAMETERS) if links else ()
+    noted = (links.get(e) for e in step.root.children if e.name == PARAMETERS) if links else ()
     parameters = {ref.storage for node in noted if node is not None for ref in node.inputs}
     rows = zip(step.operators, step.launched, step.communicates, strict=True)
     for event, kernels, communicates in rows:
@@ -333,19 +333,19 @@ def observe_step(step: Step, links: Links | None) -> Observation:
 
 def _describe_tensors(one: ObservedOperator, event: Event, links: Links) -> bool:
     """Fill in an operator's tensors from its node; return whether it has one."""
-    node = links.get(id(event))
+    node = links.get(event)
     if node is None:
         return False
     one.inputs, one.outputs, one.written = node.inputs, node.outputs, node.written
     one.made = [
         MadeInside(ref, tuple(inner.inputs))
-        for inner in (links.get(id(e)) for e in event.walk_by_end() if e is not event)
+        for inner in (links.get(e) for e in event.walk_by_end() if e is not event)
         if inner is not None
         for ref in inner.outputs
     ]
 
     def find(call: Event) -> tuple[Shapes, Shapes] | None:
-        known = links.get(id(call))
+        known = links.get(call)
         if known is None:
             return None
         return ([r.shape for r in known.inputs], [r.shape for r in known.outputs])
@@ -453,9 +453,9 @@ def _list_fused(step: Step) -> list[str]:
     """Say how much of a processor's compiled graphs lies in kernels that nobody names."""
     begins = kineto_words("compiled_graph")
     graphs = [event for event in step.root.walk() if event.name.startswith(begins)]
-    inside = {id(e) for graph in graphs for e in graph.walk()}
+    inside = {e for graph in graphs for e in graph.walk()}
     left = sum(graph.end_ns - graph.start_ns for graph in graphs)
-    left -= sum(e.end_ns - e.start_ns for e in step.operators if id(e) in inside)
+    left -= sum(e.end_ns - e.start_ns for e in step.operators if e in inside)
     if not graphs:
         return []
     return [
@@ -485,9 +485,9 @@ def coverage_of(step: Step) -> dict[str, Any]:
     first kernel to its last [s], as a reading that counts gaps gives it.
     """
     every = [k for kernels in step.launched for k in kernels]
-    missed = {id(k) for k in (*step.loose, *step.unjoined)}
+    missed = {*step.loose, *step.unjoined}
     total = sum(k.end_ns - k.start_ns for k in every)
-    inside = sum(k.end_ns - k.start_ns for k in every if id(k) not in missed)
+    inside = sum(k.end_ns - k.start_ns for k in every if k not in missed)
     return {
         "device_events": len(every),
         "joined_share": inside / total if total else 1.0,

@@ -257,8 +257,8 @@ def _part_communication(step: Step) -> None:
         if named or not moving or len(moving) == len(kernels):
             rows.append((event, kernels, named or bool(moving)))
             continue
-        apart = {id(k) for k in moving}
-        rows.append((event, [k for k in kernels if id(k) not in apart], False))
+        apart = set(moving)
+        rows.append((event, [k for k in kernels if k not in apart], False))
         moving[0].parent = event.parent
         rows.append((moving[0], moving, True))
     step.operators = [row[0] for row in rows]
@@ -290,8 +290,8 @@ def _join_by_external_id(step: Step, kernels: dict[int, list[Event]]) -> None:
 
 def _add_loose_launches(step: Step, launches: Sequence[Event], kernels: Mapping[int, list[Event]]) -> None:
     """Make operators of the calls that launched kernels outside any operator."""
-    owned = {id(e) for operator in step.operators for e in operator.walk()}
-    loose = [e for e in launches if id(e) not in owned and kernels.get(e.correlation or ABSENT)]
+    owned = {e for operator in step.operators for e in operator.walk()}
+    loose = [e for e in launches if e not in owned and kernels.get(e.correlation or ABSENT)]
     step.loose = [kernel for e in loose for kernel in kernels[e.correlation or ABSENT]]
     if loose:
         step.operators = sorted([*step.operators, *loose], key=lambda e: (e.start_ns, -e.end_ns))
