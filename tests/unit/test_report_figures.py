@@ -108,18 +108,17 @@ def test_error_table_shows_every_error_and_the_holes(run):
     assert shown.count("not run") == 1
 
 
-def test_collective_line_and_table_are_those_of_the_model(run):
+def test_the_collectives_table_is_that_of_the_model(run):
     inputs, _ = run
     model = inputs.collectives
     figure = figures.draw_collective_curve(inputs.collective_samples, model)
     above = next(axes for axes in figure.axes if axes.get_title(loc="left") == "all_reduce, 2 ranks")
-    samples, piecewise, line = above.lines
+    samples, piecewise = above.lines
     curve = model.curves["all_reduce", 2]
     assert len(samples.get_xdata()) == (inputs.collective_samples["collective"] == "all_reduce").sum()
     drawn = dict(zip(piecewise.get_xdata(), piecewise.get_ydata(), strict=True))
     for size, time_s in zip(curve.message_bytes, curve.time_s, strict=True):
         assert drawn[size] == pytest.approx(time_s)
-    assert line.get_ydata()[0] == pytest.approx(curve.alpha_s + curve.beta_s_per_byte * line.get_xdata()[0])
 
 
 def test_operator_fit_is_ordered_by_share_and_says_what_was_not_held_out(run):

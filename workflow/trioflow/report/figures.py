@@ -499,10 +499,10 @@ def _draw_margin(axes: Any, values: pd.Series, *, vertical: bool) -> None:
 
 
 def draw_collective_curve(samples: pd.DataFrame, model: CollectiveCostModel) -> Figure:
-    """Draw measured collectives, the piecewise table, one line, and what each leaves over.
+    """Draw measured collectives, the piecewise table, and what it leaves over.
 
     A column a collective and number of ranks: above, time [s] against size [bytes], logarithmic;
-    below, residuals [%] of samples and alpha-beta line against the table. Raises InputError when
+    below, residuals [%] of samples against the table. Raises InputError when
     there is no sample, or a sampled collective has no curve.
     """
     style.refuse_nothing(samples, "no collective was sampled")
@@ -529,10 +529,9 @@ def draw_collective_curve(samples: pd.DataFrame, model: CollectiveCostModel) -> 
                     [], [], marker="o", markersize=3, color=style.GREY, linestyle="none", label="measured, every round"
                 ),
                 Line2D([], [], color=style.BLUE, linewidth=2, label="piecewise table (used)"),
-                Line2D([], [], color=style.VERMILLION, linestyle="--", label="one alpha-beta line (for comparison)"),
             ],
             loc="outside upper center",
-            ncols=3,
+            ncols=2,
         )
     return figure
 
@@ -550,10 +549,8 @@ def _draw_one_collective(panels: Any, part: pd.DataFrame, model: CollectiveCostM
     fine = np.unique(np.concatenate([np.geomspace(*ends, 120), curve.message_bytes]))
     piecewise_s = np.array([model.time_s(*key, float(value)).time_s for value in fine])
     at_samples_s = np.array([model.time_s(*key, float(value)).time_s for value in size])
-    line_s = curve.alpha_s + curve.beta_s_per_byte * fine
     # Drawn as a picture: as shapes, fifteen rounds of every experiment made the file three times as large.
     dots = {"color": style.GREY, "markersize": 2.6, "alpha": 0.6, "linewidth": 0, "rasterized": True}
-    dashes = {"color": style.VERMILLION, "linewidth": 1.6}
     above.plot(size, time_s, "o", **dots)
     found = time_s > ns_to_s(LOST_NS)
     if lost := int(np.count_nonzero(~found)):
@@ -566,13 +563,11 @@ def _draw_one_collective(panels: Any, part: pd.DataFrame, model: CollectiveCostM
             transform=above.transAxes,
         )
     above.plot(fine, piecewise_s, color=style.BLUE, linewidth=2)
-    above.plot(fine, line_s, "--", **dashes)
     above.set(xscale="log", yscale="log")
     style.show_seconds(above.yaxis)
     residual = 100 * (time_s / at_samples_s - 1)
     below.plot(size, residual, "o", **dots)
     below.axhline(0, color=style.BLUE, linewidth=2)
-    below.plot(fine, 100 * (line_s / piecewise_s - 1), "--", **dashes)
     below.set_xlabel("message (logarithmic)")
     style.spread_ticks(below.xaxis, ends[0] * 0.99, ends[1] * 1.01, most=4)
     style.show_bytes(below.xaxis)

@@ -543,16 +543,10 @@ def render_collectives(inputs: ReportInputs) -> str:
         Column("time", "smallest to largest", "median of the samples"),
         Column("spread", "80 % of the rounds", "mean over the sizes of the 80 % range over the median"),
         Column("left-out error", "root mean square", "table without one interior size, at that size"),
-        Column("one line", "start-up", "best alpha-beta line: time of an empty message"),
-        Column("one line", "bandwidth", "best alpha-beta line: bytes over time of a long message"),
-        Column("one line", "worst error", "error of the line at the size where it is worst"),
     ]
     rows = []
     for (collective, ranks), curve in sorted(model.curves.items()):
-        line = curve.alpha_beta_errors
-        worst = float(line[np.argmax(np.abs(line))])
         width = float(np.mean(curve.high_factor - curve.low_factor))
-        beta = curve.beta_s_per_byte
         sizes = curve.message_bytes
         repeats = sorted({int(value) for value in curve.repeats})
         rows.append(
@@ -564,21 +558,15 @@ def render_collectives(inputs: ReportInputs) -> str:
                 Cell(write_range(curve.median_s[0], curve.median_s[-1]), float(curve.median_s[-1])),
                 Cell(write_percent(width, 0), width),
                 Cell(write_percent(curve.miss_factor - 1), curve.miss_factor - 1),
-                Cell(write_time(curve.alpha_s), curve.alpha_s),
-                Cell(f"{format_bytes(1 / beta)}/s" if beta > 0 else NOTHING, 1 / beta if beta > 0 else ""),
-                Cell(write_signed_percent(worst, 0), worst),
             ]
         )
     left_out = model.comparison.get(model.interpolation)
-    line_error = model.comparison.get("alpha_beta")
     text = (
         f"Measured on {model.platform} with {model.library}. Between the measured sizes the table is "
         f"straight in {'the logarithms of size and time' if model.interpolation == 'log' else 'size and time'}."
     )
     if left_out is not None:
         text += f" At sizes left out of it, it misses by {write_percent(left_out)} on average."
-    if line_error is not None:
-        text += f" One alpha-beta line misses the medians that it was fitted to by {write_percent(line_error)}."
     return render_paragraph(text) + render_table(columns, rows, "Collectives")
 
 

@@ -6,12 +6,12 @@ How far each may be off, by how far away it is from what was measured.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from trioflow.base.errors import InputError
-from trioflow.costmodel.collectives.model import UNCALIBRATED_FACTOR, Curve, Key, count_steps, wire_factor
+from trioflow.costmodel.collectives.model import UNCALIBRATED_FACTOR, Curve, Key, count_steps, extend, wire_factor
 from trioflow.costmodel.collectives.nccl import Calibration, NcclMachine, choose, load_constants
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.uncertainty import Interval
@@ -55,18 +55,20 @@ class Method(Protocol):
         """Return the times [s] of messages of some sizes [bytes]."""
 
 
-def _find_relative(collective: str, nodes: int, known: Mapping[Key, Any]) -> str:
-    """Return the operation whose measurements speak for another; InputError where nothing was measured there."""
-    within = nodes == 1
-    found = {key[0] for key in known if (key[2] == 1) == within}
+def _find_relative(collective: str, nodes: int, known: Iterable[tuple[str, str]]) -> str:
+    """Return the operation whose measurements speak for another; InputError where nothing was measured there.
+
+    ``known``: what was measured, and whether within a node or between nodes.
+    """
+    where = place(nodes)
+    found = {name for name, there in known if there == where}
     for name in (collective, *RELATIVES[collective]):
         if name in found:
             return name
     if found:
         return min(found)
-    where = "within a node" if within else "between nodes"
     raise InputError(
-        f"no collective was measured {where}, so {collective} has no time",
+        f"no collective was measured {'within a node' if nodes == 1 else 'between nodes'}, so {collective} has no time",
         fix="measure one, or simulate over the platform's links",
     )
 
@@ -101,8 +103,7 @@ class AlphaBeta:
     def predict(self, key: Key, sizes: Floats) -> Floats:
         """Follow the line of the operation, or of its relative."""
         collective, ranks, nodes = key
-        known = {(name, 2, 1 if where == "within" else 2): 0 for name, where in self.lines}
-        line = self.lines[_find_relative(collective, nodes, known), place(nodes)]
+        line = self.lines[_find_relative(collective, nodes, self.lines), place(nodes)]
         return (
             count_steps(collective, ranks) * line.alpha_s
             + wire_factor(collective, ranks) * line.beta_s_per_byte * sizes
@@ -125,9 +126,7 @@ class Nccl:
     def predict(self, key: Key, sizes: Floats) -> Floats:
         """Scale the choice's time with the operation's factors, or with its relative's."""
         collective, ranks, nodes = key
-        known = {(name, 2, 1 if where == "within" else 2): 0 for name, where in self.calibrations}
-        relative = _find_relative(collective, nodes, known)
-        calibration = self.calibrations[relative, place(nodes)]
+        calibration = self.calibrations[_find_relative(collective, nodes, self.calibrations), place(nodes)]
         constants = load_constants(self.library)
         return calibration.apply(
             choose(
@@ -157,7 +156,7 @@ class Measured:
         collective, ranks, nodes = key
         if key in self.curves:
             return self._along(key, sizes)
-        relative = _find_relative(collective, nodes, self.curves)
+        relative = _find_relative(collective, nodes, ((key[0], place(key[2])) for key in self.curves))
         if relative != collective:
             return self._like(key, relative, sizes)
         known = sorted(k for k in self.curves if k[0] == collective and (k[2] == 1) == (nodes == 1))
@@ -190,11 +189,7 @@ class Measured:
         curve = self.curves[key]
         x, y = curve.message_bytes, curve.time_s
         straight = np.interp(sizes, x, y)
-        if len(x) > 1:
-            slope = max(float(y[-1] - y[-2]), 0.0) / float(x[-1] - x[-2]) or float(y[-1] / x[-1])
-        else:
-            slope = float(y[-1] / x[-1])
-        straight = np.where(sizes > x[-1], y[-1] + slope * (sizes - x[-1]), straight)
+        straight = np.where(sizes > x[-1], extend(x, y, sizes), straight)
         if self.shape == "linear":
             return straight
         at = self.form.predict(key, x)

@@ -59,13 +59,10 @@ class MessageCurve(SizeCurve):
     low_factor: Floats  # 80 % of the repeats of each size over their median
     high_factor: Floats
     repeats: Floats  # Samples of each size
-    alpha_s: float  # The single line that misses the medians least, relatively; for comparison only
-    beta_s_per_byte: float
     # Root mean square of the logarithmic errors at left-out interior sizes, as a factor of at least
     # 1; 1 where no size could be left out.
     miss_factor: float = 1.0
-    # Relative errors of the single line at every size, and by method at left-out sizes; None at the ends.
-    alpha_beta_errors: Floats = field(default_factory=lambda: np.zeros(0))
+    # Relative errors at left-out sizes by interpolation; None at the ends.
     left_out_errors: Mapping[str, list[float | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -103,31 +100,26 @@ class MessageCurve(SizeCurve):
 
 def interpolate_time(sizes: Floats, times: Floats, size: float, interpolation: str) -> float:
     """Return the time [s] of one size [bytes]; flat below, the last slope above."""
-    last = len(sizes) - 1
-    position = int(np.searchsorted(sizes, size))
-    if position > last:
-        return _extend(sizes, times, size)
-    if position == 0 or sizes[position] == size:
-        return float(times[position])
-    x = np.array([sizes[position - 1], sizes[position], size])
-    y = times[[position - 1, position]]
+    place = int(np.searchsorted(sizes, size))
+    if place == len(sizes):
+        return float(extend(sizes, times, np.array([size]))[0])
+    if place == 0 or sizes[place] == size:
+        return float(times[place])
     if interpolation == "log":
-        x, y = np.log(np.maximum(x, 1.0)), np.log(y)
-    share = (x[2] - x[0]) / (x[1] - x[0]) if x[1] > x[0] else 1.0
-    value = float(y[0] + (y[1] - y[0]) * share)
-    value = math.exp(value) if interpolation == "log" else value
+        logs = np.interp(math.log(max(size, 1.0)), np.log(np.maximum(sizes, 1.0)), np.log(times))
+        value = math.exp(float(logs))
+    else:
+        value = float(np.interp(size, sizes, times))
     # Rounding must not break the order of the measured times.
-    return min(max(value, float(times[position - 1])), float(times[position]))
+    return min(max(value, float(times[place - 1])), float(times[place]))
 
 
-def _extend(sizes: Floats, times: Floats, size: float) -> float:
-    """Return the time [s] of a size beyond the largest: the last rising slope of time over bytes, else in proportion."""
+def extend(sizes: Floats, times: Floats, beyond: Floats) -> Floats:
+    """Return the times [s] of sizes beyond the largest: the last rising slope of time over bytes, else in proportion."""
     lower = np.flatnonzero(times < times[-1])
-    if not len(lower):
-        return float(times[-1] * size / max(float(sizes[-1]), 1.0)) if sizes[-1] else float(times[-1])
-    start = int(lower[-1])
-    slope = (times[-1] - times[start]) / (sizes[-1] - sizes[start])
-    return float(times[-1] + slope * (size - sizes[-1]))
+    size, time_s = (sizes[lower[-1]], times[lower[-1]]) if len(lower) else (0.0, 0.0)
+    slope = (times[-1] - time_s) / (sizes[-1] - size) if sizes[-1] > size else 0.0
+    return np.asarray(times[-1] + slope * (beyond - sizes[-1]), np.float64)
 
 
 Key = tuple[str, int, int]

@@ -63,9 +63,6 @@ from trioflow.costmodel.operators.curves import rounded
 from trioflow.costmodel.uncertainty import COVERAGE, Interval
 from trioflow.tables import COLLECTIVE_SAMPLES, LOST_NS
 
-LINE = "alpha_beta"
-"""One line alpha + beta x bytes over all sizes, for comparison only."""
-
 
 def fit_message_curve(sizes_bytes: Floats, times_ns: Floats) -> MessageCurve:
     """Reduce samples, one entry each in bytes and ns (positive), to a monotone curve.
@@ -80,8 +77,6 @@ def fit_message_curve(sizes_bytes: Floats, times_ns: Floats) -> MessageCurve:
     groups = [times_s[sizes_bytes == size] for size in sizes]
     medians = np.array([float(np.median(group)) for group in groups])
     quantiles = np.array([np.quantile(group, COVERAGE) for group in groups])
-    alpha_s, beta_s_per_byte = _fit_line(sizes, medians)
-    methods = (*INTERPOLATIONS, LINE)
     return MessageCurve(
         message_bytes=sizes,
         median_s=medians,
@@ -89,19 +84,8 @@ def fit_message_curve(sizes_bytes: Floats, times_ns: Floats) -> MessageCurve:
         low_factor=np.minimum(quantiles[:, 0] / medians, 1.0),
         high_factor=np.maximum(quantiles[:, 1] / medians, 1.0),
         repeats=np.array([float(len(group)) for group in groups]),
-        alpha_s=alpha_s,
-        beta_s_per_byte=beta_s_per_byte,
-        alpha_beta_errors=(alpha_s + beta_s_per_byte * sizes) / medians - 1.0,
-        left_out_errors={method: _leave_sizes_out(sizes, medians, method) for method in methods},
+        left_out_errors={name: _leave_sizes_out(sizes, medians, name) for name in INTERPOLATIONS},
     )
-
-
-def _fit_line(sizes: Floats, medians_s: Floats) -> tuple[float, float]:
-    """Return alpha [s] and beta [s/byte], not negative, of least squared relative error."""
-    columns = np.column_stack([np.ones_like(sizes), sizes])
-    scale = columns.max(axis=0, initial=1.0)
-    line = solve_nonnegative(columns / scale / medians_s[:, None], np.ones(len(sizes)))[0] / scale
-    return float(line[0]), float(line[1])
 
 
 def _monotone(times_s: Floats) -> Floats:
@@ -119,11 +103,7 @@ def _leave_sizes_out(sizes: Floats, medians_s: Floats, method: str) -> list[floa
     for position in range(1, len(errors) - 1):
         others, known_s = np.delete(sizes, position), np.delete(medians_s, position)
         size = float(sizes[position])
-        if method == LINE:
-            alpha_s, beta_s_per_byte = _fit_line(others, known_s)
-            predicted_s = alpha_s + beta_s_per_byte * size
-        else:
-            predicted_s = interpolate_time(others, _monotone(known_s), size, method)
+        predicted_s = interpolate_time(others, _monotone(known_s), size, method)
         errors[position] = float(predicted_s / medians_s[position] - 1.0)
     return errors
 
@@ -224,9 +204,9 @@ def halve(points: pd.DataFrame) -> list[tuple[pd.DataFrame, pd.DataFrame]]:
 def fit_collective_model(samples: pd.DataFrame) -> CollectiveCostModel:
     """Fit a curve for every (collective, ranks) of an undisturbed sweep, ``tables.COLLECTIVE_SAMPLES``.
 
-    One interpolation serves the whole model, so that few sizes do not choose it; the line alpha +
-    beta x bytes is for comparison only. Raises TableError when a column is missing or a value out
-    of range, InputError when there is no sample, or platforms or libraries are mixed.
+    One interpolation serves the whole model, so that few sizes do not choose it. Raises TableError when a
+    column is missing or a value out of range, InputError when there is no sample, or platforms or libraries
+    are mixed.
     """
     _check_samples(samples, COLLECTIVE_SAMPLES.names)
     for name in ("platform", "library"):
@@ -241,12 +221,8 @@ def fit_collective_model(samples: pd.DataFrame) -> CollectiveCostModel:
         curves[str(collective), int(ranks)] = fit_message_curve(
             rows["message_bytes"].to_numpy(np.float64), rows["time_ns"].to_numpy(np.float64)
         )
-    methods = (*INTERPOLATIONS, LINE)
-    left_out = {method: [_known(curve, method) for curve in curves.values()] for method in methods}
-    left_out[f"{LINE}_left_out"] = left_out.pop(LINE)
-    left_out[LINE] = [curve.alpha_beta_errors for curve in curves.values()]
-    joined = {name: np.concatenate(errors) for name, errors in left_out.items()}
-    comparison = {name: float(np.mean(np.abs(one))) if len(one) else None for name, one in joined.items()}
+    left_out = {name: np.concatenate([_known(curve, name) for curve in curves.values()]) for name in INTERPOLATIONS}
+    comparison = {name: float(np.mean(np.abs(one))) if len(one) else None for name, one in left_out.items()}
     chosen = INTERPOLATIONS[choose_least([comparison[name] or 0.0 for name in INTERPOLATIONS])]
     for key, curve in curves.items():
         if len(errors := _known(curve, chosen)):

@@ -179,47 +179,44 @@ class Form:
     times: int
 
 
-def _constant(features: Floats, coefficients: Floats) -> Floats:
-    return np.full(len(features), coefficients[0])
+def _slopes(columns: Callable[[Floats, Floats], Floats], times: int) -> Callable[[Floats, Floats], Floats]:
+    """Return the evaluation of a constant and slopes over columns, which may depend on the other coefficients."""
+
+    def evaluate(features: Floats, coefficients: Floats) -> Floats:
+        slopes = np.sum(columns(features, coefficients) * coefficients[1:times], axis=1)
+        return np.asarray(coefficients[0] + slopes, np.float64)
+
+    return evaluate
 
 
-def _linear(features: Floats, coefficients: Floats) -> Floats:
-    slopes = np.sum(features[:, :SIZES] * coefficients[1:], axis=1)
-    return np.asarray(coefficients[0] + slopes, np.float64)
+def sum_bytes(features: Floats) -> Floats:
+    """Return the bytes read and written of every row, shape (n, 1) [bytes]."""
+    return features[:, 1:2] + features[:, 2:3]
 
 
 def evaluate_roofline(features: Floats, coefficients: Floats) -> Floats:
     """Return the time [s] of every row: a constant, and computing or moving bytes, whichever takes longer."""
-    data = features[:, 1] + features[:, 2]
-    bound = np.maximum(features[:, 0] * coefficients[1], data * coefficients[2])
-    return np.asarray(coefficients[0] + bound, np.float64)
+    bound = np.maximum(features[:, :1] * coefficients[1], sum_bytes(features) * coefficients[2])
+    return np.asarray(coefficients[0] + bound[:, 0], np.float64)
 
 
 def _power(features: Floats, coefficients: Floats) -> Floats:
-    logs = np.log1p(features[:, :SIZES])
-    powers = np.sum(logs * coefficients[1:], axis=1)
+    powers = np.sum(np.log1p(features[:, :SIZES]) * coefficients[1:], axis=1)
     return np.asarray(coefficients[0] * np.exp(powers), np.float64)
 
 
-def _bytes(features: Floats, coefficients: Floats) -> Floats:
-    data = features[:, 1] + features[:, 2]
-    return np.asarray(coefficients[0] + data * coefficients[1], np.float64)
-
-
-def _cached(features: Floats, coefficients: Floats) -> Floats:
-    constant, slope, further, knee = coefficients
-    data = features[:, 1] + features[:, 2]
-    return np.asarray(constant + data * slope + np.maximum(data - knee, 0.0) * further, np.float64)
+def _cache_columns(features: Floats, coefficients: Floats) -> Floats:
+    data = sum_bytes(features)
+    return np.hstack([data, np.maximum(data - coefficients[3], 0.0)])
 
 
 FORMS: dict[str, Form] = {
-    "constant": Form(_constant, 1, 1),
-    "linear": Form(_linear, 4, 4),
-    "driver": Form(_linear, 4, 4),
+    "constant": Form(_slopes(lambda work, _: work[:, :0], 1), 1, 1),
+    **dict.fromkeys(("linear", "driver"), Form(_slopes(lambda work, _: work[:, :SIZES], 4), 4, 4)),
     "roofline": Form(evaluate_roofline, 3, 3),
     "power": Form(_power, 4, 1),
-    "bytes": Form(_bytes, 2, 2),
-    "cached": Form(_cached, 4, 3),
+    "bytes": Form(_slopes(lambda work, _: sum_bytes(work), 2), 2, 2),
+    "cached": Form(_slopes(_cache_columns, 3), 4, 3),
     "tile": Form(evaluate_tiles, 8, 3),
     "overlapped": Form(evaluate_overlapped, 8, 3),
 }
