@@ -8,8 +8,6 @@ import ssl
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from pathlib import Path
 
 import pytest
@@ -116,34 +114,25 @@ class Story:
 
 HALF = on.drop_after(70_000)
 WRONG = ["something else than was pinned", ENTRY.sha256[:12], ENTRY.key, "TRIOFLOW_DATA_MIRROR"]
-GIVEN_UP = ["503", ENTRY.address, "4 requests", "https_proxy", "TRIOFLOW_DATA_MIRROR"]
+GIVEN_UP = ["503", ENTRY.address, "https_proxy", "TRIOFLOW_DATA_MIRROR"]
 LOGIN = on.instead(b"<html>please log in</html>", Content_Type="text/html; charset=utf-8")
 STORIES = {
     "truncated twice: waits grow": Story([HALF, on.drop_after(50_000)], [FIRST_WAIT_S, 2 * FIRST_WAIT_S]),
     "closed without an answer": Story([on.close, on.close], [1.0, 2.0]),
     "silent": Story([on.say_nothing, on.hang_after(70_000)], [1.0, 2.0], options={"timeout_s": 0.2}),
     "silent for good": Story(
-        [on.say_nothing] * 2, [1.0], ["no answer within 0.1 s"], options={"attempts": 2, "timeout_s": 0.1}
+        [on.say_nothing] * 2, [1.0], ["TimeoutError: timed out"], options={"attempts": 2, "timeout_s": 0.1}
     ),
     **{f"busy with {code}": Story([on.status(code)] * 3, [1.0, 2.0, 4.0]) for code in (408, 429, 500, 502, 503, 504)},
     "busy for good": Story([on.status(503)] * 9, [1.0, 2.0, 4.0], GIVEN_UP, options={"attempts": 4}),
     "waits are limited": Story(
         [on.status(503)] * 9, [min(2.0**n, LONGEST_WAIT_S) for n in range(9)], options={"attempts": 10}
     ),
-    "a long pause is asked for: not pressed": Story(
-        [on.status(429, Retry_After=3600)], [], ["429", "asks to wait 3600 s"]
-    ),
     **{
-        f"refused with {code}": Story([on.status(code)], [], [ENTRY.key, *words])
-        for code, *words in (
-            (404, "does not exist (404)", "TRIOFLOW_DATA_URL", "TRIOFLOW_DATA_MIRROR"),
-            (410, "does not exist (410)"),
-            (403, "answers 403"),
-            (401, "answers 401"),
-            (407, "proxy", "login"),
-        )
+        f"refused with {code}": Story([on.status(code)], [], [ENTRY.key, f"answers {code}", "TRIOFLOW_DATA_URL"])
+        for code in (401, 403, 404, 407, 410)
     },
-    "ended early for good": Story([HALF] * 2, [1.0], ["ended after 70000 of 200000"], options={"attempts": 2}),
+    "ended early for good": Story([HALF] * 2, [1.0], ["70000 of 200000 bytes came"], options={"attempts": 2}),
     "refused after a half": Story([HALF, on.status(404)], [1.0], ["404"]),
     "wrong content": Story([on.corrupt], [], WRONG),
     "another content": Story([on.instead(OTHER)], [], WRONG),
@@ -165,20 +154,6 @@ def test_a_server_s_mishaps_end_with_the_file_or_one_sentence(target: Path, wait
     assert [path.name for path in target.parent.iterdir()] == ([] if story.words else [target.name])
 
 
-def test_a_server_says_how_long_to_wait(target: Path, waits: list[float]) -> None:
-    moment = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
-    answers = [
-        on.status(429, Retry_After=7),
-        on.status(503, Retry_After=moment),
-        on.status(503, Retry_After="soon"),
-        on.status(503, Retry_After=0),
-    ]
-    with on.serve_entry(ENTRY, CONTENT, *answers) as served:
-        get(served, target, waits)
-    assert waits[0] == 7 and 20 < waits[1] <= 30 and waits[2:] == [4.0, 0.0]
-    assert len(served.asked) == 5
-
-
 def test_nothing_listens_there(target: Path, waits: list[float]) -> None:
     with on.serve() as served:
         pass
@@ -192,7 +167,7 @@ def test_an_unknown_host_is_told_at_once(target: Path, waits: list[float], monke
 
     monkeypatch.setattr(socket, "getaddrinfo", find_nothing)
     served = on.Served({}, url="http://data.example")
-    words = ("data.example is unknown here", "https_proxy", "TRIOFLOW_DATA_MIRROR")
+    words = ("data.example", "gaierror", "https_proxy", "TRIOFLOW_DATA_MIRROR")
     fails(served, target, *words, waits=waits)
     assert waits == []
 
@@ -200,21 +175,20 @@ def test_an_unknown_host_is_told_at_once(target: Path, waits: list[float], monke
 def test_an_untrusted_certificate_is_told_at_once(
     target: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = ssl.SSLCertVerificationError("self-signed")
-    error.verify_message = "self-signed certificate in chain"
+    error = ssl.SSLCertVerificationError("self-signed certificate in chain")
 
     def refuse(*_: object, **__: object) -> None:
         raise urllib.error.URLError(error)
 
     monkeypatch.setattr(urllib.request.OpenerDirector, "open", refuse)
     served = on.Served({}, url="https://data.example")
-    fails(served, target, "not trusted", "self-signed", "SSL_CERT_FILE", waits=waits)
+    fails(served, target, "self-signed certificate", "SSL_CERT_FILE", waits=waits)
     assert waits == []
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:port", "http://[::1", "http://" + "x" * 70])
 def test_an_address_that_is_none(target: Path, url: str) -> None:
-    fails(on.Served({}, url=url), target, "is not a URL", "TRIOFLOW_DATA_URL")
+    fails(on.Served({}, url=url), target, "cannot be retrieved", url, "TRIOFLOW_DATA_URL")
 
 
 def test_a_redirect_is_followed(target: Path) -> None:
@@ -230,7 +204,7 @@ def test_a_redirect_is_followed(target: Path) -> None:
 def test_a_redirect_in_circles_ends(target: Path) -> None:
     with on.serve_entry(ENTRY, CONTENT) as served:
         served.answers += [on.redirect(f"{served.url}/{ENTRY.address}")] * 50
-        fails(served, target, "302", "circles")
+        fails(served, target, "302")
     assert len(served.asked) < 20
 
 

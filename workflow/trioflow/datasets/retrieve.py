@@ -8,12 +8,9 @@ import socket
 import ssl
 import time
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from trioflow import __version__
@@ -23,24 +20,19 @@ from trioflow.datasets.catalogue import DatasetFile
 
 FIRST_WAIT_S, LONGEST_WAIT_S, TIMEOUT_S = 1.0, 60.0, 30.0
 _ATTEMPTS = 5
+_PASSING = (http.client.REQUEST_TIMEOUT, http.client.TOO_MANY_REQUESTS)
+"""Refusals that may pass, as every failure of the server itself may."""
 _POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/(?:.*^oid sha256:([0-9a-f]{64})$)?", re.DOTALL | re.MULTILINE
 )
 """How a Git LFS pointer begins, which stands in a repository for a large file, with the file's digest."""
 OTHER_WAYS = (
-    "connect to the network, set https_proxy, or set TRIOFLOW_DATA_MIRROR to a folder that has the file under this name"
+    "connect to the network, set https_proxy (and SSL_CERT_FILE to its certificate), check TRIOFLOW_DATA_URL, or set "
+    "TRIOFLOW_DATA_MIRROR to a folder that has the file under this name"
 )
 _MIRROR_VARIABLE, _URL_VARIABLE = "TRIOFLOW_DATA_MIRROR", "TRIOFLOW_DATA_URL"
 _ADDRESS = r"https?://(?!.*[?#@])[!-~]+"
 THERE = "already there"
-
-
-class _Passing(Exception):
-    """A failure that may pass: worth another attempt, after ``wait_s`` or the usual wait [s]."""
-
-    def __init__(self, problem: str, wait_s: float | None = None) -> None:
-        self.problem, self.wait_s = problem, wait_s
-        super().__init__(problem)
 
 
 @dataclass(frozen=True)
@@ -97,7 +89,7 @@ def retrieve_file(
 
     A mirror that lacks it is no error: the address is asked. ``attempts``: of requests that may pass later (5xx, 429,
     timeouts, dropped connections); ``timeout_s``: longest silence [s]; waits double from ``FIRST_WAIT_S`` to
-    ``LONGEST_WAIT_S``, or are the server's Retry-After. Raises DatasetError when the mirror's file is another, the address
+    ``LONGEST_WAIT_S``. Raises DatasetError when the mirror's file is another, the address
     cannot be reached, refuses or serves something else, or the file cannot be written.
     """
     goal = Path(target)
@@ -151,95 +143,33 @@ def _download(
 
 def _ask(url: str, entry: DatasetFile, attempts: int, timeout_s: float, sleep: Callable[[float], object]) -> bytes:
     """Return what an address serves, at most a byte more than the file has; what may pass is tried again."""
-    for attempt in range(attempts):
-        try:
-            return _request(url, entry, timeout_s)
-        except _Passing as failure:
-            problem, wait_s = failure.problem, failure.wait_s
-        if attempt + 1 < attempts:
-            sleep(min(FIRST_WAIT_S * 2**attempt, LONGEST_WAIT_S) if wait_s is None else wait_s)
-    problem = f"cannot be retrieved from {url}: {problem} ({attempts} requests)"
-    raise DatasetError(problem, file=entry.key, fix=OTHER_WAYS)
-
-
-def _request(url: str, entry: DatasetFile, timeout_s: float) -> bytes:
-    """Ask once; raises _Passing or DatasetError."""
     headers = {"User-Agent": f"trioflow/{__version__}", "Accept-Encoding": "identity"}
-    try:
-        # Its own opener: the shared one remembers the proxies of the process's first request.
-        request = urllib.request.Request(url, headers=headers)
-        with urllib.request.build_opener().open(request, timeout=timeout_s) as response:
-            content: bytes = response.read(entry.bytes + 1)
-            page = response.headers.get_content_type() == "text/html"
-    except urllib.error.HTTPError as error:
-        with error:
-            raise _explain_status(error, url, entry) from None
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise _explain_connection(error, url, entry, timeout_s) from None
-    if len(content) < entry.bytes and not _POINTER.match(content):
-        short = f"the answer ended after {len(content)} of {entry.bytes} bytes"
-        raise _Passing("the answer is a web page, perhaps of a proxy that wants a login" if page else short)
-    return content
-
-
-def _explain_status(error: urllib.error.HTTPError, url: str, entry: DatasetFile) -> _Passing | DatasetError:
-    """Turn a refusal into a failure that may pass or a sentence that ends the download."""
-    code, reason = error.code, " ".join(str(error.reason).split())
-    if code in (http.client.REQUEST_TIMEOUT, http.client.TOO_MANY_REQUESTS) or code >= 500:
-        wait_s = _read_retry_after(error.headers.get("Retry-After", ""))
-        if wait_s is not None and wait_s > LONGEST_WAIT_S:
-            return DatasetError(
-                f"{url} answers {code} and asks to wait {wait_s:.0f} s",
-                file=entry.key,
-                fix="try again then, or " + OTHER_WAYS,
-            )
-        return _Passing(f"the server answers {code} {reason}", wait_s)
-    if code in (http.client.NOT_FOUND, http.client.GONE):
-        return DatasetError(
-            f"{url} does not exist ({code})",
-            file=entry.key,
-            fix="the repository was moved or the base address is wrong: check TRIOFLOW_DATA_URL and"
-            " base_url, or set TRIOFLOW_DATA_MIRROR to a folder that has the file under this name",
-        )
-    if code == http.client.PROXY_AUTHENTICATION_REQUIRED:
-        fix = "put user and password into https_proxy"
-        return DatasetError(f"the proxy before {url} asks for a login", file=entry.key, fix=fix)
-    if code < http.client.BAD_REQUEST:
-        reason = "and leads in circles"
-    return DatasetError(f"{url} answers {code} {reason}", file=entry.key, fix=OTHER_WAYS)
-
-
-def _read_retry_after(text: str) -> float | None:
-    """Return the seconds that a Retry-After header asks for, None where it says nothing."""
-    if text.strip().isdecimal():
-        return float(text)
-    try:
-        moment = parsedate_to_datetime(text)
-    except (TypeError, ValueError):
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - datetime.now(UTC)).total_seconds())
-
-
-def _explain_connection(error: Exception, url: str, entry: DatasetFile, timeout_s: float) -> _Passing | DatasetError:
-    """Turn a failure below HTTP into one that may pass or a sentence that ends the download."""
-    reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    if isinstance(reason, ssl.SSLCertVerificationError):
-        return DatasetError(
-            f"the certificate of {url} is not trusted: {reason.verify_message}",
-            file=entry.key,
-            fix="where a proxy of the site stands between, set SSL_CERT_FILE to its certificate",
-        )
-    if isinstance(reason, socket.gaierror) and reason.errno != socket.EAI_AGAIN:
-        host = urllib.parse.urlsplit(url).hostname
-        return DatasetError(f"{url} cannot be reached: the host {host} is unknown here", file=entry.key, fix=OTHER_WAYS)
-    if isinstance(reason, http.client.InvalidURL | ValueError):
-        return DatasetError(f"{url} is not a URL: {reason}", file=entry.key, fix="check TRIOFLOW_DATA_URL and base_url")
-    if isinstance(reason, TimeoutError):
-        return _Passing(f"no answer within {timeout_s:g} s")
-    text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-    return _Passing(f"the connection failed: {text}")
+    problem = ""
+    for attempt in range(attempts):
+        if attempt:
+            sleep(min(FIRST_WAIT_S * 2 ** (attempt - 1), LONGEST_WAIT_S))
+        try:
+            # Its own opener: the shared one remembers the proxies of the process's first request.
+            request = urllib.request.Request(url, headers=headers)
+            with urllib.request.build_opener().open(request, timeout=timeout_s) as response:
+                content: bytes = response.read(entry.bytes + 1)
+                kind = response.headers.get_content_type()
+        except urllib.error.HTTPError as error:
+            error.close()
+            problem = f"the server answers {error.code} {' '.join(str(error.reason).split())}"
+            if error.code < http.client.INTERNAL_SERVER_ERROR and error.code not in _PASSING:
+                break
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            problem = f"{type(reason).__name__}: {reason}"
+            unknown = isinstance(reason, socket.gaierror) and reason.errno != socket.EAI_AGAIN
+            if unknown or isinstance(reason, ssl.SSLCertVerificationError | http.client.InvalidURL | ValueError):
+                break
+        else:
+            if len(content) >= entry.bytes or _POINTER.match(content):
+                return content
+            problem = f"{len(content)} of {entry.bytes} bytes came ({kind}; a web page is perhaps a proxy's login)"
+    raise DatasetError(f"cannot be retrieved from {url}: {problem}", file=entry.key, fix=OTHER_WAYS)
 
 
 def _read_mirror(file: Path, entry: DatasetFile) -> bytes:
