@@ -1,6 +1,6 @@
 """The nodes of one Chakra file: read, checked, and put in an order that their dependencies allow.
 
-Chakra's messages, built at run time from the tables below, and files of them.
+Chakra's messages, built at run time from their description, and files of them.
 
 A Chakra file is one ``GlobalMetadata`` and then ``Node`` messages, each behind
 its length as a varint; its JSON form, which ``chakra_jsonizer`` writes, has the
@@ -24,11 +24,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory, proto
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory, proto, text_format
 from google.protobuf.message import DecodeError
 
 from trioflow.base.errors import TraceError
 from trioflow.base.input_files import check_file
+from trioflow.base.provenance import PACKAGE
 from trioflow.tables import CATEGORIES
 from trioflow.trace.profile.execution_trace import UNDEFINED, list_tensors, read_tensor
 from trioflow.trace.tensors import TensorRef
@@ -59,48 +60,9 @@ COMM_TYPES = {
     "barrier": 9,
 }
 
-_VALUES = (
-    "double",
-    "float",
-    "int32",
-    "int64",
-    "uint32",
-    "uint64",
-    "sint32",
-    "sint64",
-    "fixed32",
-    "fixed64",
-    "sfixed32",
-    "sfixed64",
-    "bool",
-    "string",
-    "bytes",
-)
-"""Types of an attribute's value: each has a field for one and, right after it, for a list."""
-_FIRST_VALUE = 3
-_MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {
-    **{f"{word}_list_values": (("values", 1, f"{word}*"),) for word in _VALUES},
-    "IOInfo": (("values", 1, "string"), ("shapes", 2, "string"), ("types", 3, "string")),
-    "Node": (
-        ("id", 1, "uint64"),
-        ("name", 2, "string"),
-        ("type", 3, "int32"),
-        ("ctrl_deps", 4, "uint64*"),
-        ("data_deps", 5, "uint64*"),
-        ("start_time_micros", 6, "uint64"),
-        ("duration_micros", 7, "uint64"),
-        ("inputs", 8, "IOInfo"),
-        ("outputs", 9, "IOInfo"),
-        ("attr", 10, "AttributeProto*"),
-    ),
-    "GlobalMetadata": (("version", 1, "string"), ("attr", 2, "AttributeProto*")),
-}
-"""Fields of each message: name, number, type; a star for a repeated one.
-
-A node's type is an enumeration in Chakra; on the wire that is an int32.
-"""
-
 _PACKAGE = "trioflow.chakra"
+_MESSAGES = PACKAGE / "data" / "trace" / "importers" / "chakra_nodes.textproto"
+"""What each message holds, as protobuf describes it."""
 _JSON = re.compile(rb'\s*(\[\s*)?\{\s*(\}|"(version|attr|workload_graph)")')
 """How JSON forms begin; the last word is of a form that older feeders read, and that is not read here."""
 _BETWEEN, _GZIP, _HEAD_BYTES = re.compile(r"[\s,]*"), b"\x1f\x8b", 64
@@ -116,35 +78,9 @@ def _message_class(name: str) -> Any:
 
 @cache
 def _pool() -> Any:
-    file = descriptor_pb2.FileDescriptorProto(name="trioflow/chakra.proto", package=_PACKAGE, syntax="proto3")
-    attribute = file.message_type.add(name="AttributeProto")
-    _add_field(attribute, "name", 1, "string")
-    _add_field(attribute, "doc_string", 2, "string")
-    attribute.oneof_decl.add(name="value")
-    for place, word in enumerate(_VALUES):
-        number = _FIRST_VALUE + 2 * place
-        _add_field(attribute, f"{word}_val", number, word).oneof_index = 0
-        _add_field(attribute, f"{word}_list", number + 1, f"{word}_list_values").oneof_index = 0
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for field in fields:
-            _add_field(message, *field)
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
+    pool.Add(text_format.Parse(_MESSAGES.read_text(encoding="utf-8"), descriptor_pb2.FileDescriptorProto()))
     return pool
-
-
-def _add_field(message: Any, name: str, number: int, kind: str) -> Any:
-    word = descriptor_pb2.FieldDescriptorProto
-    bare = kind.rstrip("*")
-    field = message.field.add(name=name, number=number)
-    field.label = word.LABEL_REPEATED if kind.endswith("*") else word.LABEL_OPTIONAL
-    if bare in _VALUES:
-        field.type = getattr(word, f"TYPE_{bare.upper()}")
-    else:
-        field.type = word.TYPE_MESSAGE
-        field.type_name = f".{_PACKAGE}.{bare}"
-    return field
 
 
 def new_node(node_id: int, name: str, node_type: str) -> Any:
