@@ -46,6 +46,14 @@ ANSWERED = {  # parameters in millions, as transformers counts them, and the sta
     "qwen2_vl": (71460.5, 1),
 }
 
+WINDOWED = {  # a window that cuts the image is no mask: these blocks do less than those without
+    "num_hidden_layers": 6,
+    "window_size": 7,
+    "window_block_indices": [0, 1, 3, 4],
+    "out_features": ["stage6"],
+    "out_indices": [6],
+}
+
 
 def write(folder, kind, **changes):
     content = transformers.AutoConfig.for_model(kind).to_dict() | changes
@@ -80,7 +88,8 @@ def test_any_plan_takes_a_network_as_it_is_by_default(plan, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes"), [("whisper", {"encoder_layers": 5, "decoder_layers": 4}), ("vit", {"num_hidden_layers": 5})]
+    ("kind", "changes"),
+    [("whisper", {"encoder_layers": 5, "decoder_layers": 4}), ("vit", {"num_hidden_layers": 5}), ("vitdet", WINDOWED)],
 )
 def test_blocks_that_stand_for_others_are_as_all_of_them(kind, changes, tmp_path):
     row = {"workload": kind, "family": "configured", "model": kind, "sequence": 16, "optimizer": "sgd-fused"}

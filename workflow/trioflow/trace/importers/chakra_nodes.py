@@ -35,7 +35,7 @@ from trioflow.trace.profile.execution_trace import UNDEFINED, list_tensors, read
 from trioflow.trace.tensors import TensorRef
 
 _SCHEMA_VERSION = "0.0.4"
-"""Version of Chakra's schema that the tables below describe."""
+"""Version of Chakra's schema that is described."""
 
 NODE_TYPES = {
     "INVALID_NODE": 0,

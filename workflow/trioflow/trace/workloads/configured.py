@@ -320,7 +320,7 @@ def _find_stacks(model: nn.Module) -> Stacks:
 
 
 def _signature(block: nn.Module) -> Any:
-    """Return what a block is built of; its number and the window of its attention, a mask, are no part of it."""
+    """Return what a block is built of; its number and a mask of its attention (sliding window) are no part of it."""
     return [
         (
             path,
@@ -329,8 +329,7 @@ def _signature(block: nn.Module) -> Any:
             sorted(
                 (name, bool(value) if isinstance(value, float) else value)
                 for name, value in vars(part).items()
-                if isinstance(value, int | float | str | tuple)
-                and not re.search("idx|index|layer_|sliding|type|window", name)
+                if isinstance(value, int | float | str | tuple) and not re.search("idx|index|layer_|sliding|type", name)
             ),
         )
         for path, part in block.named_modules()
@@ -368,7 +367,8 @@ def _cut_units(model: nn.Module, stacks: Stacks) -> dict[str, list[str]]:
                 ends["head" if blocks else "embedding"].append(here)
 
     visit(model, "")
-    return {"embedding": ends["embedding"], **{block: [block] for block in blocks}, "head": ends["head"]}
+    units = {"embedding": ends["embedding"], **{block: [block] for block in blocks}, "head": ends["head"]}
+    return {name: modules for name, modules in units.items() if modules}
 
 
 def split_by_name(model: nn.Module, stacks: Iterable[str]) -> dict[str, str]:
