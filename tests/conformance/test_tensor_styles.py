@@ -13,7 +13,7 @@ from rank_runs import run_ranks
 from test_messages import Same
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow_evaluation.one_process.gathered_layers import coalesce_sums
+from trioflow_evaluation.one_process.gathered_layers import coalesce
 
 torch = pytest.importorskip("torch", reason="the real run needs torch (extra [capture])")
 
@@ -161,4 +161,4 @@ def test_sums_are_coalesced_as_pytorch_does(limit):
     kinds = [torch.float32, torch.float32, torch.int64]
     tensors = [torch.zeros(n, dtype=kinds[n % 3]) for n in (3, 7, 1, 12, 30, 2, 2, 8, 16, 25, 1)]
     expected = [sum(t.nbytes for t in chunk) for chunk in _take_tensors(tensors, limit)]
-    assert coalesce_sums([(t.nbytes, t.element_size()) for t in tensors], limit) == expected
+    assert coalesce([(t.nbytes, t.element_size()) for t in tensors], limit, sums=True) == expected

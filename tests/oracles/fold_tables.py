@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from trioflow.base.runs import count_up
 from trioflow.engine.folding.fold import CannotFoldError, add_up, mix
-from trioflow.engine.program import ExchangeRows, Ints, count_up
+from trioflow.engine.program import ExchangeRows, Ints
 from trioflow.parallel.task_graph import Family, Fold, FoldedTaskGraph, TaskGraph
 
 _NONE = -1

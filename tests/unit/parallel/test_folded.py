@@ -28,7 +28,7 @@ from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.model_graph import ModelGraph
 from trioflow.parallel.plan import make_plan, named_plan, read_plan, read_stages, vary_plan
 from trioflow.parallel.programs.builder import ProgramBuilder
-from trioflow.parallel.programs.staged import PartitionedRank, StagedRank
+from trioflow.parallel.programs.staged import StagedRank
 from trioflow.parallel.schedules.build import build_schedule, lower_schedule, write_schedule
 from trioflow.parallel.splits.pipeline import assign_units
 from trioflow.parallel.task_graph import (
@@ -110,8 +110,7 @@ def test_expands_to_what_building_every_rank_gives(
     assert len(folded.fold.representatives) == classes
     built = len(folded.fold.graph.tasks)
     total = folded.fold.task_total
-    for kind in (StagedRank, PartitionedRank):
-        monkeypatch.setattr(kind, "alike", (False,) * 4)
+    monkeypatch.setattr(StagedRank, "alike", (False,) * 4)
     every = extrapolate(trace, plan, model, batch=batch, host=host)
     assert not isinstance(every, FoldedTaskGraph)
     assert_same(folded, every)

@@ -23,7 +23,7 @@ from trioflow.parallel.splits.pipeline import list_parameters
 from trioflow.parallel.splits.sharding import build_units, describe_units, partition_parameters
 from trioflow.tables import records
 from trioflow.trace.store import Trace
-from trioflow_evaluation.one_process.gathered_layers import BUFFER_BYTES, coalesce_broadcasts, coalesce_sums
+from trioflow_evaluation.one_process.gathered_layers import BUFFER_BYTES, coalesce
 
 MODEL = ProportionalModel()
 COLLECTIVE_S, OPERATOR_S, COPY_S = 2**-1, 1.0, 2**-10
@@ -169,15 +169,15 @@ def of_rank(graph, rank):
 
 def test_a_broadcasts_buffer_closes_once_it_is_full():
     sizes = [(6 * MIB, 4), (6 * MIB, 4), (1, 8), (3 * MIB, 4), (2, 8)]
-    assert coalesce_broadcasts(sizes) == [12 * MIB, 3 * MIB, 3]
-    assert coalesce_broadcasts([(BUFFER_BYTES, 4), (1, 4)]) == [BUFFER_BYTES, 1]
-    assert coalesce_broadcasts([]) == coalesce_sums([]) == []
+    assert coalesce(sizes) == [12 * MIB, 3 * MIB, 3]
+    assert coalesce([(BUFFER_BYTES, 4), (1, 4)]) == [BUFFER_BYTES, 1]
+    assert coalesce([]) == coalesce([], sums=True) == []
 
 
 def test_a_sums_buffer_closes_before_it_overflows():
     sizes = [(6 * MIB, 4), (6 * MIB, 4), (1, 8), (30 * MIB, 4), (3 * MIB, 4)]
-    assert coalesce_sums(sizes) == [6 * MIB, 6 * MIB, 30 * MIB, 3 * MIB, 1]
-    assert coalesce_sums([(BUFFER_BYTES, 4), (1, 4)]) == [BUFFER_BYTES, 1]
+    assert coalesce(sizes, sums=True) == [6 * MIB, 6 * MIB, 30 * MIB, 3 * MIB, 1]
+    assert coalesce([(BUFFER_BYTES, 4), (1, 4)], sums=True) == [BUFFER_BYTES, 1]
 
 
 def test_replicas_are_launched_in_turn_under_the_lock(transformer_trace):

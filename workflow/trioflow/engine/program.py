@@ -19,6 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.base.errors import SimulationError
+from trioflow.base.runs import count_up
 from trioflow.network.collectives import CollectiveFlows
 from trioflow.network.message_planner import CollectiveMessages, CollectiveRounds
 from trioflow.network.networks import NEVER_S, FlowShape
@@ -233,8 +234,7 @@ class ExchangeRows:
         order = np.argsort(match, kind="stable")
         self.tasks = len(tasks)
         self.task, self.match = task[order], match[order].astype(np.int64)
-        self.first = np.zeros(int(match.max(initial=-1)) + 2, dtype=np.int64)
-        np.cumsum(np.bincount(match), out=self.first[1:])
+        self.first = count_up(np.bincount(match))
         self.kind = kind[self.task]
         self.rank, self.size, self.peer = (
             tasks[column].to_numpy(dtype=np.int64, na_value=_NULL)[self.task]
@@ -351,8 +351,7 @@ class ExchangeRows:
         fits: Flags = self._agree(self.group) & (lengths[group] == counts)
         # Compare the sorted ranks with the sorted group, where their numbers agree.
         ranks = np.concatenate([sorted(g or ()) for g in self._groups] or [[]]).astype(np.int64)
-        starts = np.zeros(len(lengths), dtype=np.int64)
-        np.cumsum(np.maximum(lengths[:-1], 0), out=starts[1:])
+        starts = count_up(np.maximum(lengths[:-1], 0))
         present = self.rank[np.lexsort((self.rank, self.match))]
         row = np.flatnonzero(fits[self.match])
         place = row - begin[self.match[row]]
@@ -545,13 +544,6 @@ def select_kinds(
     if "host" in names:
         computes = computes | (hosts & on_compute_stream())
     return computes, communicates
-
-
-def count_up(counts: NDArray[np.integer]) -> Ints:
-    """Return where each of some consecutive runs begins, and where the last one ends."""
-    firsts = np.zeros(len(counts) + 1, dtype=np.int64)
-    np.cumsum(counts, out=firsts[1:])
-    return firsts
 
 
 @dataclass(frozen=True)

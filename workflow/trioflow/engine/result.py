@@ -25,6 +25,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.base.errors import InputError, SimulationError
+from trioflow.base.runs import count_up, list_runs
 from trioflow.engine.program import (
     COMMUNICATION_KINDS,
     COMPUTE_STREAM,
@@ -33,14 +34,13 @@ from trioflow.engine.program import (
     Ints,
     Program,
     collect_waits,
-    count_up,
     number_lanes,
     select_kinds,
 )
 from trioflow.hardware.machine import Link
 from trioflow.network.message_planner import CollectiveRounds
 from trioflow.network.networks import AnyNetwork, ContentionFreeNetwork, FairShareNetwork, FlowShape
-from trioflow.parallel.task_graph import TaskGraph, list_runs
+from trioflow.parallel.task_graph import TaskGraph
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,9 +278,8 @@ def _expand_flows(program: Program, execution: Execution) -> Columns:
     first = every_first[pair]
     counts = every_first[pair + 1] - first if len(pair) else first
     row = np.repeat(np.arange(len(pair)), counts)
-    within = np.arange(len(row)) - np.repeat(count_up(counts)[:-1], counts)
     return (
-        every_hop[first[row] + within],
+        every_hop[list_runs(first, counts)],
         pieces.begin_s[row],
         pieces.end_s[row],
         pieces.rate_bytes_per_s[row],

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioflow.base.errors import InputError, SimulationError
+from trioflow.base.runs import count_up
 from trioflow.costmodel.collectives.model import SHIFT
 from trioflow.hardware.machine import Platform, is_rank_node, name_rank_node
 from trioflow.network.algorithms.catalogue import (
@@ -183,8 +184,7 @@ def tabulate(schedule: Schedule) -> MessageTable:
     connections = np.unique(codes * channels + schedule.channel[~joins]) // channels
     missing = np.diff(schedule.after_first).astype(np.int32)
     waiter = np.repeat(np.arange(count, dtype=np.int32), missing)
-    first = np.zeros(count + 1, dtype=np.int32)
-    np.cumsum(np.bincount(schedule.after, minlength=count), out=first[1:])
+    first = count_up(np.bincount(schedule.after, minlength=count)).astype(np.int32)
     return MessageTable(
         np.column_stack([found // ends, found % ends]).astype(np.int32),
         pair_of,

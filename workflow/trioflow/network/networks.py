@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.base.plugins import load_plugin
+from trioflow.base.runs import count_up
 from trioflow.hardware.machine import Link, Routing
 from trioflow.network.routing import Router
 
@@ -277,8 +278,7 @@ class FlowShape:
     @cached_property
     def first_hops(self) -> Ints:
         """Where the route of each flow begins in ``hops`` [flows + 1]."""
-        lengths = np.array([0, *map(len, self.routes)], dtype=np.int64)
-        return np.cumsum(lengths, dtype=np.int64)
+        return count_up(np.array([*map(len, self.routes)], dtype=np.int64))
 
 
 Pairs = list[tuple[int, int]]

@@ -54,7 +54,7 @@ from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.plan import Stages, check_plan, choose_stages, describe_plan, fit_framework, micro_batch_sizes
 from trioflow.parallel.programs.builder import ProgramBuilder, RankProgram
 from trioflow.parallel.programs.offload import plan_activations, read_host_rates, size_update
-from trioflow.parallel.programs.staged import PartitionedRank, StagedRank
+from trioflow.parallel.programs.staged import StagedRank
 from trioflow.parallel.programs.stages import StageWorks
 from trioflow.parallel.programs.units import UnitRank
 from trioflow.parallel.reference import OperatorTimes, Reference, choose_reference, without_communication
@@ -337,11 +337,7 @@ def _set_up_builder(
 
 def _kind_of_rank(plan: Plan) -> type[RankProgram]:
     registered: type[RankProgram] | None = find_rank_program(plan)
-    if registered:
-        return registered
-    if plan.shards_units:
-        return UnitRank
-    return PartitionedRank if plan.sharding == "zero1" else StagedRank
+    return registered or (UnitRank if plan.shards_units else StagedRank)
 
 
 def _describe_graph(step: _Step, written: _Written) -> GraphMetadata:

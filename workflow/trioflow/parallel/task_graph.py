@@ -29,6 +29,7 @@ from trioflow import tables
 from trioflow.base.derived import Derives
 from trioflow.base.errors import InputError, PlanError, TableError
 from trioflow.base.plan_row import Plan
+from trioflow.base.runs import list_runs
 from trioflow.parallel.plan import make_plan
 
 if TYPE_CHECKING:
@@ -517,7 +518,7 @@ def _copy_tasks(fold: Fold, representatives: Ints, groups: list[Ints], first_par
     counts = fold.task_counts
     firsts = np.cumsum(counts) - counts
     before = fold.class_of[representatives]
-    row = np.concatenate([np.arange(firsts[k], firsts[k] + counts[k]) for k in before.tolist()])
+    row = list_runs(firsts[before], counts[before])
     rank = np.repeat(representatives, counts[before])
     match = kept.tasks["match_id"].to_numpy(dtype=np.int64, na_value=_NOWHERE)[row]
     joined = match >= 0
@@ -744,14 +745,6 @@ class FoldedTaskGraph(TaskGraph):
             return super().scale_compute(names, factor)
         graph = self.fold.graph.scale_compute(names, factor)
         return FoldedTaskGraph(replace(self.fold, graph=graph))
-
-
-def list_runs(firsts: Ints, counts: Ints) -> Ints:
-    """Return the numbers of some runs, one run after the other."""
-    ends = np.cumsum(counts)
-    total = int(ends[-1]) if len(ends) else 0
-    runs: Ints = np.arange(total, dtype=np.int64) + np.repeat(firsts - (ends - counts), counts)
-    return runs
 
 
 def _number(keys: Ints) -> Any:

@@ -40,27 +40,21 @@ _Sized = Sequence[tuple[int, int]]
 """Tensors by size and by width of an element [bytes]."""
 
 
-def coalesce_broadcasts(tensors: _Sized, limit: int = BUFFER_BYTES) -> list[int]:
-    """Return a coalesced broadcast's buffers by width of elements, closed at ``limit``; ``tensors``: size, width [bytes]."""
+def coalesce(tensors: _Sized, limit: int = BUFFER_BYTES, *, sums: bool = False) -> list[int]:
+    """Return the buffers of a coalesced broadcast, or sum, by width of elements [bytes]; ``tensors``: size, width [bytes].
+
+    A broadcast's closes at ``limit``, a sum's before a tensor would bring it above.
+    """
     held: dict[int, int] = {}
     closed = []
     for size, width in tensors:
-        held[width] = held.get(width, 0) + size
-        if held[width] >= limit:
+        full = sums and 0 < held.get(width, 0) > limit - size
+        if full:
+            closed.append(held[width])
+        held[width] = size if full else held.get(width, 0) + size
+        if not sums and held[width] >= limit:
             closed.append(held[width])
             held[width] = 0
-    return [*closed, *(size for size in held.values() if size)]
-
-
-def coalesce_sums(tensors: _Sized, limit: int = BUFFER_BYTES) -> list[int]:
-    """Return the buffers of a coalesced sum [bytes]; one closes before a tensor would bring it above ``limit``."""
-    held: dict[int, int] = {}
-    closed = []
-    for size, width in tensors:
-        if held.get(width) and held[width] + size > limit:
-            closed.append(held[width])
-            held[width] = 0
-        held[width] = held.get(width, 0) + size
     return [*closed, *(size for size in held.values() if size)]
 
 
@@ -299,7 +293,7 @@ def split_gathered(trace: ModelGraph, degree: int) -> TensorSplit:
     of_loss = {int(r["op_id"]) for r in rows if r["phase"] == "backward" and r["forward_op_id"] in loss}
     split.first_rank_only = frozenset(loss | of_loss)
     model = [int(r["op_id"]) for r in rows if r["phase"] == "forward" and r["op_id"] not in loss]
-    split.input_bytes = tuple(coalesce_broadcasts(list(list_inputs(trace, model).values())))
+    split.input_bytes = tuple(coalesce(list(list_inputs(trace, model).values())))
     cut = {storage for layer in layers for storage in layer.parameters | layer.inputs}
     split.gathered_bytes = sum(
         int(g["size_bytes"]) for g in trace.facts.gradients if int(g.get("parameter_storage_id", -1)) not in cut

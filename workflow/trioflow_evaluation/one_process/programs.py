@@ -30,13 +30,7 @@ from trioflow.parallel.splits.pipeline import list_parameters
 from trioflow.parallel.splits.tensor_split import find_loss
 from trioflow.parallel.task_graph import TaskGraph
 
-from trioflow_evaluation.one_process.gathered_layers import (
-    coalesce_broadcasts,
-    coalesce_sums,
-    gather_rules,
-    list_inputs,
-    split_gathered,
-)
+from trioflow_evaluation.one_process.gathered_layers import coalesce, gather_rules, list_inputs, split_gathered
 
 
 @dataclass
@@ -67,26 +61,20 @@ class ReplicaWork:
 def share_host(graph: TaskGraph) -> TaskGraph:
     """Return a graph whose ranks' forward launches, where there are any, alternate in one queue of the first rank."""
     tasks = graph.tasks
-    launches = ((tasks["stream"] == "host") & (tasks["phase"] == "forward")).to_numpy(dtype=bool)
+    launches = (tasks["stream"] == "host") & (tasks["phase"] == "forward")
     if not launches.any():
         return graph
-    turn = np.zeros(len(tasks), dtype=np.int64)
-    ranks = tasks["rank"].to_numpy(dtype=np.int64)
-    for rank in np.unique(ranks):
-        mine = ranks == rank
-        turn[mine] = np.cumsum(launches[mine])
-    order = np.argsort(turn, kind="stable")
-    number = np.empty_like(order)
-    number[order] = np.arange(len(order))
-    moved = tasks.copy()
-    moved.loc[launches, "rank"] = int(ranks.min())
-    moved = moved.iloc[order].reset_index(drop=True)
-    moved["task_id"] = np.arange(len(moved))
-    moved = moved.astype({"task_id": tasks["task_id"].dtype})
-    dependencies = graph.dependencies.copy()
-    for column in dependencies:
-        dependencies[column] = number[dependencies[column].to_numpy()]
-    return TaskGraph(moved, dependencies, graph.metadata)
+    turn = launches.groupby(tasks["rank"]).cumsum()
+    order = np.argsort(turn.to_numpy(), kind="stable")
+    ranks = tasks["rank"].mask(launches, tasks["rank"].min())
+    moved = tasks.assign(rank=ranks).iloc[order].reset_index(drop=True)
+    moved["task_id"] = tasks["task_id"].to_numpy()
+    number = np.argsort(order)
+    return TaskGraph(
+        moved.astype({"task_id": tasks["task_id"].dtype}),
+        graph.dependencies.apply(lambda ids: number[ids.to_numpy()]),
+        graph.metadata,
+    )
 
 
 class _ProcessRank(StagedRank):
@@ -148,8 +136,8 @@ def build_replicas(works: StageWorks) -> ReplicaWork:
     outputs = _share_out(list(_find_outputs(trace, loss).values()), parts)
     parameters = [(p.size_bytes, p.elem_bytes) for p in list_parameters(trace)]
     buffers = [(prod(b["shape"]) * int(b["elem_bytes"]), int(b["elem_bytes"])) for b in trace.facts.buffers or []]
-    broadcasts = [*coalesce_broadcasts(parameters), *coalesce_broadcasts(buffers)]
-    sums = coalesce_sums(parameters)
+    broadcasts = [*coalesce(parameters), *coalesce(buffers)]
+    sums = coalesce(parameters, sums=True)
     return ReplicaWork(
         len(parts),
         inputs,

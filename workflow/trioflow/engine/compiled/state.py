@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trioflow.engine.program import ExchangePlan, Floats, Ints, Program, count_up
+from trioflow.base.runs import count_up
+from trioflow.engine.program import ExchangePlan, Floats, Ints, Program
 from trioflow.network.collectives import CollectiveFlows
 from trioflow.network.message_planner import CollectiveMessages, CollectiveRounds, MessagePattern
 from trioflow.network.networks import NEVER_S, FlowShape

@@ -66,6 +66,7 @@ from numpy.typing import NDArray
 from trioflow.base.derived import derived
 from trioflow.base.errors import SimulationError
 from trioflow.base.machine_memory import find_available_bytes
+from trioflow.base.runs import count_up
 from trioflow.base.units import format_bytes, format_count
 from trioflow.engine.program import (
     Case,
@@ -79,7 +80,6 @@ from trioflow.engine.program import (
     build_program,
     change_case,
     check_scale,
-    count_up,
 )
 from trioflow.hardware.machine import Link, Platform, narrow_links
 from trioflow.network.collectives import CollectiveFlows

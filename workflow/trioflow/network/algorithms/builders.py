@@ -73,17 +73,12 @@ def second_binary_parents(members: int) -> Members:
 
 def count_levels(parent: Members) -> Members:
     """Return each member's distance from the root [members]."""
-    level = np.full(len(parent), -1)
-    parents = parent.tolist()
-    for member in range(len(parents)):
-        way, at = [], member
-        while at >= 0 and level[at] < 0:
-            way.append(at)
-            at = parents[at]
-        above = int(level[at]) if at >= 0 else -1
-        for distance, passed in enumerate(reversed(way), 1):
-            level[passed] = above + distance
-    return level
+    # The last member of those looked at stands for what is above the root.
+    above = np.append(parent, -1)
+    level = (above >= 0).astype(np.int64)
+    while (above >= 0).any():  # twice as far up each time
+        level, above = level + level[above], above[above]
+    return level[:-1]
 
 
 def build_tree(collective: str, parent: Members, chunks: int, turn: Members | None = None) -> Pattern:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trioflow.base.errors import InputError
+from trioflow.base.runs import count_up, list_runs
 from trioflow.costmodel.collectives.model import COLLECTIVES
 
 
@@ -34,8 +35,7 @@ def assemble(
     else:
         messages, previous = _order(pattern.messages, pattern.previous)
         waiting = previous >= 0
-        after_first = np.zeros(len(messages) + 1, dtype=np.int64)
-        np.cumsum(waiting, out=after_first[1:])
+        after_first = count_up(waiting)
         after = previous[waiting].astype(np.int32)
     block_bytes = message_bytes / pattern.pieces
     return Schedule(
@@ -95,16 +95,14 @@ def _order_with_joins(pattern: Pattern, members: int) -> tuple[Messages, Offsets
 
 def _pick(messages: Messages, order: Offsets) -> Messages:
     lengths = np.diff(messages.first)[order]
-    first = np.zeros(len(order) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=first[1:])
     return Messages(
         messages.step[order],
         messages.source[order],
         messages.target[order],
         messages.channel[order],
         messages.reduces[order],
-        first,
-        messages.block[_spread(messages.first[:-1][order], lengths)],
+        count_up(lengths),
+        messages.block[list_runs(messages.first[:-1][order], lengths)],
     )
 
 
@@ -149,22 +147,15 @@ def _connect(messages: Messages, reader: Offsets, low: Offsets, high: Offsets, w
     joined = width * sharing > width + sharing
     straight = ~joined
     waiter = [np.repeat(reader[straight], width[straight])]
-    awaited = [writer[_spread(low[straight], width[straight])]]
+    awaited = [writer[list_runs(low[straight], width[straight])]]
     _, pick, join = np.unique(group[joined], return_index=True, return_inverse=True)
     number = len(messages) + np.arange(len(pick))
     member = messages.source[reader[joined][pick]]
     step = np.full(len(pick), np.iinfo(np.int32).max, dtype=np.int32)
     np.minimum.at(step, join, messages.step[reader[joined]])
     waiter += [reader[joined], np.repeat(number, width[joined][pick])]
-    awaited += [number[join], writer[_spread(low[joined][pick], width[joined][pick])]]
+    awaited += [number[join], writer[list_runs(low[joined][pick], width[joined][pick])]]
     return Waits(np.concatenate(waiter), np.concatenate(awaited), member, step)
-
-
-def _spread(low: Offsets, width: Offsets) -> Offsets:
-    """Return low, low + 1, ... of each range, one range after the other."""
-    ends = np.cumsum(width)
-    shift = np.repeat(low - (ends - width), width)
-    return shift + np.arange(len(shift))
 
 
 Index = NDArray[np.int32]
@@ -236,9 +227,7 @@ def pack_waits(waiter: Offsets, awaited: Offsets, messages: int) -> tuple[Offset
     if len(code):
         code = code[np.concatenate(([True], code[1:] != code[:-1]))]
     rows = code // messages if messages else code
-    first = np.zeros(messages + 1, dtype=np.int64)
-    np.cumsum(np.bincount(rows, minlength=messages), out=first[1:])
-    return first, (code - rows * messages).astype(np.int32)
+    return count_up(np.bincount(rows, minlength=messages)), (code - rows * messages).astype(np.int32)
 
 
 def order_connections(schedule: Schedule) -> Schedule:
@@ -364,8 +353,6 @@ def check_entries(count: int) -> None:
 def concatenate(batches: Sequence[Messages]) -> Messages:
     """Put batches one after another, as they are."""
     lengths = np.concatenate([np.diff(batch.first) for batch in batches] or [np.zeros(0, int)])
-    first = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=first[1:])
 
     def join(name: str, kind: type[np.generic]) -> NDArray[np.generic]:
         columns = [getattr(batch, name) for batch in batches]
@@ -377,7 +364,7 @@ def concatenate(batches: Sequence[Messages]) -> Messages:
         join("target", np.int32).astype(np.int32),
         join("channel", np.int8).astype(np.int8),
         join("reduces", np.bool_).astype(np.bool_),
-        first,
+        count_up(lengths),
         join("block", np.int32).astype(np.int32),
     )
 

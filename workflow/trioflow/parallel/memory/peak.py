@@ -195,7 +195,7 @@ def estimate_memory(
     ``torch.cuda.max_memory_allocated`` does: no fragmentation, no context, no buffers of the communication library, and
     of workspaces those of ``count_workspaces`` and what the trace shows as tensors.
     """
-    tasks = program.collect().tasks
+    tasks = program.collected.tasks
     of_task = tasks["rank"].to_numpy(dtype=np.int64)
     modules = trace.operators["module"].tolist()
     lifetimes = _lifetimes_of(trace, program, cut)

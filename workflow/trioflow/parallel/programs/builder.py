@@ -386,13 +386,14 @@ class ProgramBuilder:
     memory: dict[int, HeldMemory] = field(init=False, default_factory=dict)
     _groups: dict[tuple[int, ...], str] = field(init=False, default_factory=dict)
     _matches: dict[tuple[Any, ...], int] = field(init=False, default_factory=dict)
-    _collected: TaskGraph | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.schedule = lower_for_execution(self.schedule)
         self.rank_of_stage = self.schedule.rank_of_stage
         self.names = self.operators["name"].tolist()
-        self.grid = _make_grid(self.plan, self.kind.alike)
+        # Replicas that update parameters of their own differ in them.
+        stage, of_group, in_group, of_layers = self.kind.alike
+        self.grid = _make_grid(self.plan, (stage, of_group, in_group and not self.partitions, of_layers))
         if len(self.grid.sizes) == 2 and self.partitions:
             stages = tuple(range(self.plan.pipeline))
             self.grid = replace(self.grid, alike=(stages, self._match_updaters()))
@@ -436,15 +437,14 @@ class ProgramBuilder:
             pipeline, replica = divmod(rest, self.plan.replicas)
             self.kind(self, replica, pipeline, tensor).run()
 
-    def collect(self) -> TaskGraph:
-        """Return the tasks of the first of all ranks that are alike."""
-        if self._collected is None:
-            self._collected = self.graph.build()
-        return self._collected
+    @cached_property
+    def collected(self) -> TaskGraph:
+        """The tasks of the first of all ranks that are alike."""
+        return self.graph.build()
 
     def build(self, metadata: GraphMetadata = UNKNOWN) -> TaskGraph:
         """Return the graph; ranks that are alike stay one until its tables are asked for."""
-        graph = self.collect()
+        graph = self.collected
         graph.metadata = metadata
         if len(self.grid.find_representatives()) == self.plan.ranks:
             return graph

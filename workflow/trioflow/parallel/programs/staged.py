@@ -577,6 +577,9 @@ class StagedRank(RankProgram):
         if self.host_optimizer:
             self.host_optimizer.update()
             return
+        if self.program.partitions:
+            self._update_partition()
+            return
         update_s, names = self.program.host.get("tensor_parallel_update_s", 0.0), self.program.names
         for stage in self.stages:
             self.stage = stage
@@ -655,13 +658,7 @@ class StagedRank(RankProgram):
             key = ("tied", self.data, self.tensor, index)
             self.waits.append(self.collective("all_reduce", key, tied.size_bytes, group, "backward"))
 
-
-class PartitionedRank(StagedRank):
-    """Writes the tasks of one rank under DDP with ``ZeroRedundancyOptimizer``."""
-
-    alike = (False, True, False, True)
-
-    def update(self) -> None:
+    def _update_partition(self) -> None:
         """Update this rank's parameters, then broadcast all of its group's, owner by owner; experts behind the others."""
         partition = self.program.partitions[self.pipeline]
         place = self.data % self.program.plan.shards

@@ -17,6 +17,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import chain, zip_longest
 from pathlib import Path
 
 from trioflow.base.errors import PlanError
@@ -71,13 +72,9 @@ def _order_1f1b(p: int, m: int, v: int) -> list[Row]:
     """
     rows: list[Row] = []
     for rank in range(p):
-        ahead = min(p - rank, m)
-        row = [Action(rank, FORWARD, i) for i in range(ahead)]
-        for i in range(m):
-            row.append(Action(rank, BACKWARD, i))
-            if i + ahead < m:
-                row.append(Action(rank, FORWARD, i + ahead))
-        rows.append(tuple(row))
+        forwards, backwards = ([Action(rank, kind, i) for i in range(m)] for kind in (FORWARD, BACKWARD))
+        ahead = p - rank - 1
+        rows.append(tuple(filter(None, chain(forwards[:ahead], *zip_longest(forwards[ahead:], backwards)))))
     return rows
 
 
@@ -113,11 +110,7 @@ def _order_interleaved(p: int, m: int, v: int) -> list[Row]:
         row: list[Action | None] = [None] * rank + forwards[:ahead]
         if ahead:  # idle until the first backward has come up from the last rank
             row += [None] * (v * p + 2 * (p - 1 - rank) - ahead - rank)
-        for forward, backward in zip(forwards[ahead:], backwards, strict=False):
-            row += [forward, backward]
-        for backward in backwards[m * v - ahead :]:
-            row += [None, backward]
-        rows.append(tuple(row))
+        rows.append((*row, *chain(*zip_longest(forwards[ahead:], backwards))))
     return rows
 
 
@@ -127,18 +120,16 @@ def _order_zero_bubble(p: int, m: int, v: int) -> list[Row]:
     rows: list[Row] = []
     for rank in range(p):
         forwards = [Action(s, FORWARD, i) for s, i in _turns(rank, p, m, v, size, False)]
-        turns = _turns(rank, p, m, v, size, True)
+        inputs, weights = (
+            [Action(s, kind, i) for s, i in _turns(rank, p, m, v, size, True)]
+            for kind in (BACKWARD_INPUT, BACKWARD_WEIGHT)
+        )
         ahead = min((v - 1) * size + p - 1 - rank, m * v)
         row: list[Action | None] = [None] * rank + forwards[:ahead]
         if ahead:
             row += [None] * (p - rank - 1)
-        for turn, (stage, micro_batch) in enumerate(turns):
-            row += forwards[ahead + turn : ahead + turn + 1]
-            row.append(Action(stage, BACKWARD_INPUT, micro_batch))
-            if turn >= rank:
-                row.append(Action(turns[turn - rank][0], BACKWARD_WEIGHT, turns[turn - rank][1]))
-        row += [Action(s, BACKWARD_WEIGHT, i) for s, i in turns[max(m * v - rank, 0) :]]
-        rows.append(tuple(row))
+        turns = zip_longest(forwards[ahead:], inputs, [*[None] * rank, *weights])
+        rows.append((*row, *filter(None, chain(*turns))))
     return _delay_forwards(rows)
 
 
@@ -166,13 +157,29 @@ def _delay_forwards(rows: list[Row]) -> list[Row]:
     return [tuple(row) for row in result]
 
 
-def _number(tokens: Iterable[tuple[int, str]]) -> list[Action]:
-    """Give each (stage, kind) its micro-batches in the order in which it occurs."""
+_Cell = tuple[tuple[int, str], ...]
+"""Stage and kind of an action, or of two that run together."""
+_OLDEST_WEIGHT: _Cell = ((-1, BACKWARD_WEIGHT),)
+"""The W that has been open for longest, if any is."""
+
+
+def _number(cells: Iterable[_Cell]) -> list[Action]:
+    """Give each (stage, kind) its micro-batches in the order in which it occurs; B and I count as one kind."""
     count: Counter[tuple[int, str]] = Counter()
+    weights: list[Action] = []
     row = []
-    for token in tokens:
-        row.append(Action(*token, count[token]))
-        count[token] += 1
+    for cell in cells:
+        if cell == _OLDEST_WEIGHT:
+            row += weights[:1]
+            del weights[:1]
+            continue
+        parts = []
+        for stage, kind in cell:
+            key = (stage, BACKWARD if kind == BACKWARD_INPUT else kind)
+            parts.append(Action(stage, kind, count[key]))
+            weights += [Action(stage, BACKWARD_WEIGHT, count[key])] * (kind == BACKWARD_INPUT)
+            count[key] += 1
+        row += parts if len(parts) == 1 else [Action(-1, OVERLAP_F_B, None, tuple(parts))]
     return row
 
 
@@ -194,7 +201,7 @@ def _order_zbv(p: int, m: int, v: int) -> list[Row]:
         tokens += [(down, BACKWARD_INPUT), (up, BACKWARD_INPUT)] * rank
         tokens += [(down, BACKWARD_INPUT), (down, BACKWARD_WEIGHT)] * late
         tokens += [(up, BACKWARD_WEIGHT)] * rank + [(down, BACKWARD_WEIGHT)] * rank
-        row = [a if (a.micro_batch or 0) < m else None for a in _number(tokens)]
+        row = [a if (a.micro_batch or 0) < m else None for a in _number(zip(tokens))]
         rows.append((*[None] * rank, *row))
     return rows
 
@@ -212,33 +219,6 @@ def _order_looped_bfs(p: int, m: int, v: int) -> list[Row]:
     return rows
 
 
-class _Folded:
-    """A row of DualPipeV in the making: it numbers micro-batches and remembers open W."""
-
-    def __init__(self) -> None:
-        self.row: list[Action | None] = []
-        self.count: Counter[tuple[int, str]] = Counter()
-        self.open: list[Action] = []
-
-    def _next(self, stage: int, kind: str) -> Action:
-        direction = FORWARD if kind == FORWARD else BACKWARD
-        number = self.count[stage, direction]
-        self.count[stage, direction] += 1
-        if kind == BACKWARD_INPUT:
-            self.open.append(Action(stage, BACKWARD_WEIGHT, number))
-        return Action(stage, kind, number)
-
-    def add(self, stage: int, kind: str) -> None:
-        self.row.append(self._next(stage, kind))
-
-    def add_weight(self) -> None:
-        self.row += [self.open.pop(0)] if self.open else []
-
-    def overlap(self, forward: int, backward: int) -> None:
-        parts = (self._next(forward, FORWARD), self._next(backward, BACKWARD))
-        self.row.append(Action(-1, OVERLAP_F_B, None, parts))
-
-
 def _order_dualpipev(p: int, m: int, v: int) -> list[Row]:
     """Overlap a forward with a backward of the other arm of the V (DeepSeek's DualPipe, folded)."""
     if m < 2 * p:
@@ -250,36 +230,20 @@ def _order_dualpipev(p: int, m: int, v: int) -> list[Row]:
 
 def _fold_row(rank: int, p: int, m: int) -> Row:
     down, up, late = rank, 2 * p - 1 - rank, p - 1 - rank
-    made = _Folded()
-    for _ in range(2 * late):
-        made.add(down, FORWARD)
-    for _ in range(rank + 1):
-        made.add(down, FORWARD)
-        made.add(up, FORWARD)
-    for _ in range(late):
-        made.add(up, BACKWARD_INPUT)
-        made.add_weight()
-        made.add(up, FORWARD)
-    for turn in range(m - 2 * p + rank + 1):
-        if turn == 0 and late == 0:  # the last rank starts without an overlap
-            made.add(down, FORWARD)
-            made.add(up, BACKWARD)
-        else:
-            made.overlap(down, up)
-        made.overlap(up, down)
-    for _ in range(late):
-        made.add(up, BACKWARD)
-        made.overlap(up, down)
+    forth, back = ((down, FORWARD),), ((up, BACKWARD),)
+    up_forth, up_input, down_input = ((up, FORWARD),), ((up, BACKWARD_INPUT),), ((down, BACKWARD_INPUT),)
+    overlap, other_overlap = ((down, FORWARD), (up, BACKWARD)), ((up, FORWARD), (down, BACKWARD))
+    cells: list[_Cell] = [*[forth] * (2 * late), *[forth, up_forth] * (rank + 1)]
+    cells += [up_input, _OLDEST_WEIGHT, up_forth] * late
+    # The last rank starts without an overlap.
+    cells += [overlap] if late else [forth, back]
+    cells += [other_overlap, overlap] * (m - 2 * p + rank) + [other_overlap]
+    cells += [back, other_overlap] * late
     # Of the last backwards the second half leaves its W for the end.
     for turn in range(2 * (rank + 1)):
-        kind = BACKWARD_INPUT if turn >= rank + 1 else BACKWARD
-        made.add(down if turn % 2 else up, kind)
-    for _ in range(late):
-        made.add_weight()
-        made.add(down, BACKWARD_INPUT)
-    for _ in range(rank + 1):
-        made.add_weight()
-    return tuple(made.row)
+        cells.append(((down if turn % 2 else up, BACKWARD_INPUT if turn >= rank + 1 else BACKWARD),))
+    cells += [_OLDEST_WEIGHT, down_input] * late + [_OLDEST_WEIGHT] * (rank + 1)
+    return tuple(_number(cells))
 
 
 ORDERS = {

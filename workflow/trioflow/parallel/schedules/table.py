@@ -38,16 +38,8 @@ def check_mode(mode: str, plan: Plan) -> None:
 
 def keep_forward(schedule: Schedule) -> Schedule:
     """Return the forward part of a schedule: each F once, as nothing is computed again, and its messages."""
-    rows = []
-    for row in schedule.rows:
-        seen: set[Action] = set()
-        kept: list[Action | None] = []
-        for action in leaves(row):
-            if action.kind in (FORWARD, SEND_F, RECV_F) and action not in seen:
-                seen.add(action)
-                kept.append(action)
-        rows.append(tuple(kept))
-    return replace(schedule, rows=tuple(rows))
+    rows = ((a for a in leaves(row) if a.kind in (FORWARD, SEND_F, RECV_F)) for row in schedule.rows)
+    return replace(schedule, rows=tuple(tuple(dict.fromkeys(row)) for row in rows))
 
 
 _MAX_ACTIVE_STAGES = 3
@@ -119,18 +111,10 @@ def _add_reduce_grad(schedule: Schedule) -> Schedule:
     """Insert REDUCE_GRAD after the last backward of each stage; idle cells are dropped."""
     rows: list[Row] = []
     for row in schedule.rows:
-        done: Counter[int] = Counter()
-        result: list[Action | None] = []
-        for action in row:
-            if action is None:
-                continue
-            result.append(action)
-            for part in _parts(action):
-                if part.kind in (BACKWARD, BACKWARD_WEIGHT):
-                    done[part.stage] += 1
-                    if done[part.stage] == schedule.micro_batches:
-                        result.append(Action(part.stage, REDUCE_GRAD))
-        rows.append(tuple(result))
+        backwards = ((part.stage, cell) for cell in row for part in _parts(cell) if part.kind in _ENDS_OF_BACKWARD)
+        last = dict(backwards)
+        reduced = {cell: Action(stage, REDUCE_GRAD) for stage, cell in last.items()}
+        rows.append(tuple(one for cell in row if cell for one in (cell, reduced.get(cell)) if one))
     return replace(schedule, rows=tuple(rows))
 
 
@@ -240,6 +224,7 @@ def lower_directly(schedule: Schedule) -> Schedule:
 
 FORWARD, BACKWARD = "F", "B"
 BACKWARD_INPUT, BACKWARD_WEIGHT = "I", "W"
+_ENDS_OF_BACKWARD = (BACKWARD, BACKWARD_WEIGHT)
 SEND_F, RECV_F, SEND_B, RECV_B = "SEND_F", "RECV_F", "SEND_B", "RECV_B"
 UNSHARD, RESHARD, REDUCE_GRAD = "UNSHARD", "RESHARD", "REDUCE_GRAD"
 OVERLAP_F_B = "OVERLAP_F_B"
@@ -322,11 +307,6 @@ def leaves(row: Row) -> Iterator[Action]:
 
 def recomputed_pairs(schedule: Schedule) -> set[tuple[int, int | None]]:
     """Return the (stage, micro-batch) pairs whose forward runs a second time."""
-    seen: set[tuple[int, int | None]] = set()
-    again: set[tuple[int, int | None]] = set()
-    for row in schedule.rows:
-        for action in leaves(row):
-            if action.kind == FORWARD:
-                pair = (action.stage, action.micro_batch)
-                (again if pair in seen else seen).add(pair)
-    return again
+    forwards = (a for row in schedule.rows for a in leaves(row) if a.kind == FORWARD)
+    counts = Counter((action.stage, action.micro_batch) for action in forwards)
+    return {pair for pair, count in counts.items() if count > 1}
