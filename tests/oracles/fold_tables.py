@@ -25,7 +25,7 @@ def find_fold(graph: TaskGraph) -> Fold:
     """
     lanes = _Lanes(graph)
     rows = ExchangeRows(graph.tasks)
-    if rows.find_suspects().any():
+    if any(flags.any() for flags in rows.find_faults().values()):
         raise CannotFoldError("the tasks of an exchange do not fit together")
     exchange_of = np.full(len(lanes.rank), _NONE, dtype=np.int64)
     exchange_of[rows.task] = rows.match

@@ -40,78 +40,56 @@ def read_group(text: str) -> tuple[int, ...] | None:
         return None
 
 
-def _check_match(members: list[dict[str, Any]]) -> None:
-    """Check the tasks of one match, rows of ``tables.TASKS`` with None for nulls; SimulationError names what does not fit."""
-    match = members[0]["match_id"]
-    kinds = sorted({str(member["kind"]) for member in members})
-    if kinds == ["collective"]:
-        collective = _check_collective(match, members)
-    elif set(kinds) <= {"send", "recv"}:
-        collective = "send"
-        _check_message(match, members)
-    else:
-        raise SimulationError(
-            f"match {match} joins tasks of the kinds {', '.join(kinds)}: "
-            + "; ".join(_name_task(member) for member in members)
-        )
-    if len({member["message_bytes"] for member in members}) > 1:
-        raise SimulationError(
-            f"the sizes of one {collective} differ: "
-            + "; ".join(f"{_name_task(m)} has {m['message_bytes']} bytes" for m in members)
-        )
-    durations = [member["duration_s"] for member in members]
-    if (members[0]["message_bytes"] is None) == (None in durations):
-        raise SimulationError(f"{_name_task(members[0])} needs either message_bytes or, on every member, duration_s")
-    for member in members:
-        if member["message_bytes"] is None and not 0 <= member["duration_s"] < math.inf:
-            raise SimulationError(
-                f"{_name_task(member)} has the duration {member['duration_s']}; "
-                "a collective or message needs one in seconds, or message_bytes"
-            )
-
-
-def _check_collective(match: int, members: list[dict[str, Any]]) -> str:
-    """Return the collective, when all members agree."""
-    for column in ("group", "name"):
-        if len({member[column] for member in members}) > 1:
-            raise SimulationError(
-                f"the members of match {match} differ in their {column}: "
-                + "; ".join(f"{_name_task(m)} has {m[column]}" for m in members)
-            )
-    group = read_group(str(members[0]["group"]))
-    if group is None:
-        raise SimulationError(
-            f"{_name_task(members[0])} has the group {members[0]['group']!r}; write its ranks joined by commas"
-        )
-    present = [int(member["rank"]) for member in members]
-    missing = sorted(set(group) - set(present))
-    if missing or sorted(present) != sorted(group):
-        raise SimulationError(
-            f"the group {list(group)} of match {match} does not match its tasks: "
-            + (f"rank {', '.join(map(str, missing))} never joins; " if missing else "")
-            + "; ".join(_name_task(member) for member in members)
-        )
-    return _read_first_word(str(members[0]["name"]))
-
-
-def _check_message(match: int, members: list[dict[str, Any]]) -> None:
-    """Check that there is one sender and one receiver."""
-    if sorted(str(member["kind"]) for member in members) != ["recv", "send"]:
-        raise SimulationError(
-            f"match {match} needs one send and one recv and has "
-            + "; ".join(f"the {member['kind']} {_name_task(member)}" for member in members)
-        )
-    send, recv = sorted(members, key=lambda member: str(member["kind"]), reverse=True)
-    for one, other in ((send, recv), (recv, send)):
-        if one["peer"] is not None and int(one["peer"]) != int(other["rank"]):
-            raise SimulationError(
-                f"{_name_task(one)} has the peer {one['peer']} and is matched with {_name_task(other)}"
-            )
-
-
 def _name_task(row: dict[str, Any]) -> str:
     """Name a task for a message."""
     return f"task {row['task_id']} '{row['name']}' of rank {row['rank']}"
+
+
+_FAULTS = {
+    "kinds": "match {match_id} joins tasks of the kinds {kinds}: {tasks}",
+    "ends": "match {match_id} needs one send and one recv and has {ends}",
+    "group": "the members of match {match_id} differ in their group: {groups}",
+    "name": "the members of match {match_id} differ in their name: {names}",
+    "text": "{first} has the group {group!r}; write its ranks joined by commas",
+    "members": "the group {ranks} of match {match_id} does not match its tasks: {missing}{tasks}",
+    "peer": "{one} has the peer {peer} and is matched with {other}",
+    "size": "the sizes of one {word} differ: {sizes}",
+    "time": "{first} needs either message_bytes or, on every member, duration_s",
+    "duration": "{odd} has the duration {lasts}; a collective or message needs one in seconds, or message_bytes",
+}
+"""What may be wrong with the tasks of one match, in the order in which it is looked for."""
+
+
+def _describe_fault(fault: str, rows: list[dict[str, Any]]) -> str:
+    """Say what is wrong with the tasks of one match, rows of ``tables.TASKS`` with None for nulls."""
+
+    def each(text: str) -> str:
+        return "; ".join(text.format(task=_name_task(row), **row) for row in rows)
+
+    group = read_group(str(rows[0]["group"])) or ()
+    absent = ", ".join(map(str, sorted(set(group) - {row["rank"] for row in rows})))
+    odd = next((row for row in rows if not 0 <= (row["duration_s"] or 0.0) < math.inf), rows[0])
+    ends = [row for row in rows if row["kind"] == "send"] + [row for row in rows if row["kind"] != "send"]
+    wrong = next((pair for pair in (ends, ends[::-1]) if pair[0]["peer"] not in (None, pair[-1]["rank"])), ends)
+    return _FAULTS[fault].format(
+        match_id=rows[0]["match_id"],
+        kinds=", ".join(sorted({str(row["kind"]) for row in rows})),
+        tasks=each("{task}"),
+        ends=each("the {kind} {task}"),
+        groups=each("{task} has {group}"),
+        names=each("{task} has {name}"),
+        sizes=each("{task} has {message_bytes} bytes"),
+        first=_name_task(rows[0]),
+        group=rows[0]["group"],
+        ranks=list(group),
+        missing=absent and f"rank {absent} never joins; ",
+        one=_name_task(wrong[0]),
+        peer=wrong[0]["peer"],
+        other=_name_task(wrong[-1]),
+        word=_read_first_word(str(rows[0]["name"])) if rows[0]["kind"] == "collective" else "send",
+        odd=_name_task(odd),
+        lasts=odd["duration_s"],
+    )
 
 
 _TIMED_KINDS = ("compute", "memcpy", "host")
@@ -186,8 +164,11 @@ def make_exchanges(tasks: pd.DataFrame, planner: Planner, scale: float) -> Excha
     Raises SimulationError when members do not fit together, or there is neither a size nor durations.
     """
     rows = ExchangeRows(tasks)
-    for match in np.flatnonzero(rows.find_suspects()).tolist():
-        _check_match(records(tasks.iloc[rows.task[rows.first[match] : rows.first[match + 1]]]))
+    faults = rows.find_faults()
+    for match in np.flatnonzero(np.logical_or.reduce([*faults.values()]))[:1].tolist():
+        fault = next(word for word in _FAULTS if faults[word][match])
+        members = records(tasks.iloc[rows.task[rows.first[match] : rows.first[match + 1]]])
+        raise SimulationError(_describe_fault(fault, members))
     plan_of, firsts = rows.number_plans(rows.find_groups())
     plans: list[ExchangePlan] = []
     confidences: list[tuple[str, int, str]] = []
@@ -307,48 +288,48 @@ class ExchangeRows:
         ends = self.rank[row : self.first[match + 1]].tolist()
         return "send", tuple(ends if self.kind[row] == SEND else ends[::-1])
 
-    def find_suspects(self) -> Flags:
-        """Return which matches must be looked at one by one [matches]."""
-        if len(self.first) < 2:
-            return np.zeros(0, dtype=bool)
-        collective = (self._least(self.kind) == COLLECTIVE) & self._agree(self.kind)
-        whole = self._agree(self.name) & self._fit_groups()
-        fits = np.where(collective, whole, self._fit_messages())
-        return ~fits | self._find_odd_sizes()
+    def find_faults(self, whole: bool = True) -> dict[str, Flags]:
+        """Return by each word of ``_FAULTS`` the matches that it holds of [matches].
 
-    def find_odd(self) -> Flags:
-        """Return which matches do not fit together even where only some of their members are here."""
-        if len(self.first) < 2:
-            return np.zeros(0, dtype=bool)
-        collective = (self._least(self.kind) == COLLECTIVE) & self._agree(self.kind)
-        pairs = (np.diff(self.first) == 2) & (self._least(self.kind) == SEND)
-        pairs &= np.maximum.reduceat(self.kind, self.first[:-1]) == RECV
-        fits = np.where(collective, self._agree(self.name), pairs)
-        return ~fits | self._find_odd_sizes()
-
-    def _find_odd_sizes(self) -> Flags:
-        """Return which matches have not one size, or not one valid duration for each task [matches]."""
+        Without ``whole`` those are left out that only all members of a match show.
+        """
         begin = self.first[:-1]
+        if not len(begin):
+            return {}
+        least, most = (end.reduceat(self.kind, begin) for end in (np.minimum, np.maximum))
+        collective, pair = (least == most) & (least == COLLECTIVE), (least == SEND) & (most == RECV)
+        pair &= np.diff(self.first) == 2
         lacking = np.logical_or.reduceat(np.isnan(self.duration_s), begin)
         wrong = np.logical_or.reduceat((self.duration_s < 0) | np.isinf(self.duration_s), begin)
         timed = self.size[begin] == _NULL
-        odd: Flags = ~self._agree(self.size) | (timed == lacking) | (timed & wrong)
-        return odd
+        found = {
+            "kinds": ~collective & (most >= COLLECTIVE),
+            "ends": ~pair & (most <= RECV),
+            "name": collective & self._differ(self.name),
+            "size": self._differ(self.size),
+            "time": timed == lacking,
+            "duration": timed & wrong,
+        }
+        if whole:
+            unread = np.array([group is None for group in self._groups] + [True])[self.group[begin]]
+            one, other = self._find_ends()
+            peers = ((self.peer[a] != _NULL) & (self.peer[a] != self.rank[b]) for a, b in ((one, other), (other, one)))
+            found["group"], found["text"] = collective & self._differ(self.group), collective & unread
+            found["members"], found["peer"] = collective & ~self._fit_groups(), pair & np.logical_or(*peers)
+        return found
 
-    def _least(self, column: Ints) -> Ints:
-        return np.minimum.reduceat(column, self.first[:-1])
-
-    def _agree(self, column: Ints) -> Flags:
-        """Return in which matches all rows have the same value [matches]."""
-        equal: Flags = self._least(column) == np.maximum.reduceat(column, self.first[:-1])
-        return equal
+    def _differ(self, column: Ints) -> Flags:
+        """Return in which matches rows have different values [matches]."""
+        begin = self.first[:-1]
+        different: Flags = np.minimum.reduceat(column, begin) != np.maximum.reduceat(column, begin)
+        return different
 
     def _fit_groups(self) -> Flags:
         """Return which matches have one task on each rank of the group that all name [matches]."""
         begin, counts = self.first[:-1], np.diff(self.first)
         lengths = np.array([*(-1 if g is None else len(g) for g in self._groups), -1])
         group = self.group[begin]
-        fits: Flags = self._agree(self.group) & (lengths[group] == counts)
+        fits: Flags = ~self._differ(self.group) & (lengths[group] == counts)
         # Compare the sorted ranks with the sorted group, where their numbers agree.
         ranks = np.concatenate([sorted(g or ()) for g in self._groups] or [[]]).astype(np.int64)
         starts = count_up(np.maximum(lengths[:-1], 0))
@@ -358,15 +339,6 @@ class ExchangeRows:
         different = ranks[starts[self.group[row]] + place] != present[row]
         fits[self.match[row[different]]] = False
         return fits
-
-    def _fit_messages(self) -> Flags:
-        """Return which matches are a send and a recv that name each other, or nobody [matches]."""
-        pairs: Flags = (np.diff(self.first) == 2) & (self._least(self.kind) == SEND)
-        pairs &= np.maximum.reduceat(self.kind, self.first[:-1]) == RECV
-        one, other = self._find_ends()
-        for here, there in ((one, other), (other, one)):
-            pairs &= (self.peer[here] == _NULL) | (self.peer[here] == self.rank[there])
-        return pairs
 
     def _find_ends(self) -> tuple[Ints, Ints]:
         """Return the rows of sender and receiver, where a match has one of each [matches]."""

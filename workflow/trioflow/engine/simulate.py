@@ -250,31 +250,20 @@ def _find_undisturbed(program: Program) -> Flags:
 
 def _classify(plans: list[ExchangePlan]) -> Ints:
     """Return a class for each plan, equal where chains of common links join them, shape by shape; -1 without links."""
-    numbers: dict[FlowShape, int] = {}
-    parent: list[int] = []
-    owner: dict[int, int] = {}
+    shaped = [None if isinstance(plan, CollectiveRounds) or not len(plan.shape.hops) else plan.shape for plan in plans]
+    shapes = dict.fromkeys(shape for shape in shaped if shape)
+    classes = np.zeros(len(shapes), dtype=np.int64)
+    if len(shapes) > 1:  # nothing has to be joined where all plans have one shape, as a thousand ranks' often
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
 
-    def find(number: int) -> int:
-        while parent[number] != number:
-            parent[number] = parent[parent[number]]
-            number = parent[number]
-        return number
-
-    shapes = {plan.shape for plan in plans if not isinstance(plan, CollectiveRounds)}
-    several = len(shapes) > 1
-    found: list[int] = []
-    for plan in plans:
-        if isinstance(plan, CollectiveRounds) or not len(plan.shape.hops):
-            found.append(-1)
-            continue
-        if plan.shape not in numbers:
-            numbers[plan.shape] = len(parent)
-            parent.append(len(parent))
-            # Nothing has to be joined where all plans have one shape, as a thousand ranks' often.
-            for link in np.unique(plan.shape.hops).tolist() if several else ():
-                parent[find(owner.setdefault(link, parent[-1]))] = find(numbers[plan.shape])
-        found.append(numbers[plan.shape])
-    return np.array([find(number) if number >= 0 else -1 for number in found], dtype=np.int64)
+        crossing = np.repeat(np.arange(len(shapes)), [len(shape.hops) for shape in shapes])
+        links = len(shapes) + np.concatenate([shape.hops for shape in shapes])
+        size = int(links.max()) + 1
+        edges = coo_array((np.ones(len(links), dtype=np.int8), (crossing, links)), (size, size))
+        classes = connected_components(edges, directed=False)[1].astype(np.int64)
+    class_of: dict[FlowShape | None, int] = dict(zip(shapes, classes.tolist(), strict=False))
+    return np.array([class_of.get(shape, -1) for shape in shaped], dtype=np.int64)
 
 
 class _Rates:
@@ -353,29 +342,6 @@ class Prepared:
         per_rank = [RankTimes(r, *of_class[k]) for r, k in enumerate(fold.class_of.tolist())]
         return replace(summary, per_rank=per_rank, ranks=fold.ranks)
 
-    def count_ranks(self, graph: TaskGraph) -> int:
-        """Return how many ranks are executed."""
-        if self.folded is None:
-            return int(graph.tasks["rank"].nunique())
-        return len(self.folded.fold.representatives)
-
-    def list_link_bytes(self, execution: Execution, links: Sequence[Link]) -> dict[tuple[str, str], float]:
-        """Return the bytes that moved over each link, by its ends [bytes]."""
-        if self.folded is None:
-            return dict(execution.link_bytes)
-        return self.folded.spread_bytes(execution.link_bytes, links)
-
-    def make_timeline(self, graph: TaskGraph, execution: Execution) -> Callable[[], pd.DataFrame]:
-        """Return what makes the timeline of all tasks of a graph."""
-        if self.folded is None:
-            return partial(_build_timeline, graph, self.program, execution)
-        return partial(_expand_timeline, self.folded.fold, self.program, execution)
-
-    def make_executed(self, graph: TaskGraph, execution: Execution) -> Callable[[], Executed]:
-        """Return what makes the timeline of the tasks that were executed."""
-        fold = None if self.folded is None else self.folded.fold
-        return partial(_build_executed, fold, self.program, graph, execution)
-
 
 @dataclass(frozen=True, eq=False)
 class Ran:
@@ -447,35 +413,29 @@ def prepare(
     return Prepared(programs, make_network, None, reason)
 
 
-def _build_timeline(graph: TaskGraph, program: Program, execution: Execution) -> pd.DataFrame:
-    """Return the timeline of a program's tasks: columns of ``tables.TIMELINE``."""
-    times = (execution.start_s, execution.end_s)
-    return _assemble(graph, program.streams, program.stream_names, *times)
+def _build_timeline(graph: TaskGraph, fold: Fold | None, program: Program, execution: Execution) -> pd.DataFrame:
+    """Return the timeline of all ranks: columns of ``tables.TIMELINE``."""
+    if fold is None:
+        return _assemble(graph, program, execution)
+    check_expansion(fold, "a timeline of them is asked for")
+    return _assemble(fold.whole, program, execution, fold.row_of_task)
 
 
-def _assemble(graph: TaskGraph, streams: Any, names: Sequence[str], start_s: Any, end_s: Any) -> pd.DataFrame:
-    texts = pd.array(names, dtype="str").take(streams)
+def _assemble(graph: TaskGraph, program: Program, execution: Execution, row: Any = slice(None)) -> pd.DataFrame:
+    """Return the timeline of tasks of which each ran as a row of what was executed."""
+    texts = pd.array(program.stream_names, dtype="str").take(program.streams[row])
     timeline: pd.DataFrame = graph.tasks.reset_index(drop=True).assign(
-        stream=pd.Series(texts, dtype="str"), start_s=start_s, end_s=end_s
+        stream=pd.Series(texts, dtype="str"), start_s=execution.start_s[row], end_s=execution.end_s[row]
     )[tables.TIMELINE.names]
     timeline.attrs = {}
     return timeline
 
 
-def _expand_timeline(fold: Fold, program: Program, execution: Execution) -> pd.DataFrame:
-    """Return the timeline of all ranks, from one rank of each class."""
-    check_expansion(fold, "a timeline of them is asked for")
-    row = fold.row_of_task
-    times = (execution.start_s[row], execution.end_s[row])
-    return _assemble(fold.whole, program.streams[row], program.stream_names, *times)
-
-
-def _build_executed(fold: Fold | None, program: Program, graph: TaskGraph, execution: Execution) -> Executed:
+def _build_executed(graph: TaskGraph, fold: Fold | None, program: Program, execution: Execution) -> Executed:
     """Return the timeline of the tasks that were executed."""
-    timeline = _build_timeline(graph if fold is None else fold.graph, program, execution)
-    if fold is None:
-        return Executed(graph, timeline, np.unique(program.ranks))
-    return Executed(fold.graph, timeline, fold.representatives[fold.class_of])
+    kept = graph if fold is None else fold.graph
+    like = np.unique(program.ranks) if fold is None else fold.representatives[fold.class_of]
+    return Executed(kept, _assemble(kept, program, execution), like)
 
 
 ENGINES = ("auto", "compiled", "reference")
@@ -711,7 +671,9 @@ def _read_result(graph: TaskGraph, platform: Platform, options: SimulationOption
     """Return what a run says of all ranks."""
     execution = ran.execution
     traffic = gather_traffic(ran.program, execution, ran.network) if options.record_links else None
-    moved = ready.list_link_bytes(execution, platform.links)
+    folded, moved = ready.folded, execution.link_bytes
+    if folded is not None:
+        moved = folded.spread_bytes(moved, platform.links)
     shares = measure_shares(ran.program, execution)
     found = [*ran.program.exchanges.warnings, *warn_of_parts(shares)]
     algorithms, _ = choose_algorithms(graph.metadata.plan, options.algorithms, options.chunks)
@@ -724,12 +686,13 @@ def _read_result(graph: TaskGraph, platform: Platform, options: SimulationOption
         network=options.network,
         engine=ran.engine,
         aggregated=None if algorithms is None else ran.aggregated,
-        folded=ready.folded is not None,
+        folded=folded is not None,
         unfolded_reason=ready.unfolded_reason,
-        executed_ranks=ready.count_ranks(graph),
+        executed_ranks=graph.tasks["rank"].nunique() if folded is None else len(folded.fold.representatives),
         simulator_wall_s=ran.wall_s,
     )
-    return Result(ready.make_timeline(graph, execution), ready.make_executed(graph, execution), summary, traffic)
+    of_run = (graph, None if folded is None else folded.fold, ready.program, execution)
+    return Result(partial(_build_timeline, *of_run), partial(_build_executed, *of_run), summary, traffic)
 
 
 ROUNDS = 200

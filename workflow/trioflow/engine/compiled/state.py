@@ -5,7 +5,6 @@ What the compiled engine works on: rows of arrays, heaps, and where each counter
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -154,13 +153,14 @@ def make_state(program: Program, capacities_bytes_per_s: Sequence[float], shared
     exchanges = program.exchanges
     tasks, count = len(program.ranks), len(exchanges.plan_of)
     items = tasks + count
-    traffic = _gather_traffic(exchanges.plans)
+    traffic, room = _gather_traffic(exchanges.plans)
+    flows = traffic["flows"]
     capacities = np.array(capacities_bytes_per_s, dtype=np.float64)
     if not shared:
-        traffic.flows["max_rate"] = _narrow(traffic.flows, traffic.hops, capacities)
+        flows["max_rate"] = _narrow(flows, traffic["hops"], capacities)
     runs = np.bincount(exchanges.plan_of[exchanges.plan_of >= 0], minlength=len(exchanges.plans))
-    in_all, nodes, joins, waits = (int((runs * each).sum()) for each in traffic.room)
-    lengths = traffic.flows["last_hop"] - traffic.flows["first_hop"]
+    in_all, nodes, joins, waits = (int((runs * each).sum()) for each in room)
+    lengths = flows["last_hop"] - flows["first_hop"]
     return State(
         shared=shared,
         count=np.zeros(COUNTERS, dtype=np.int64),
@@ -168,16 +168,9 @@ def make_state(program: Program, capacities_bytes_per_s: Sequence[float], shared
         successors=program.successors,
         exchanges=_lay_out_exchanges(program),
         members=exchanges.members,
-        plans=traffic.plans,
-        patterns=traffic.patterns,
-        messages=traffic.messages,
-        message_successors=traffic.successors,
+        **traffic,
         waits=np.empty(waits, dtype=np.int32),
-        rounds=traffic.rounds,
-        crossings=traffic.crossings,
         arrived=np.empty(in_all + joins, dtype=ARRIVAL),
-        flows=traffic.flows,
-        hops=traffic.hops,
         links=_fill(LINK, len(capacities), capacity=capacities, first_node=NOWHERE),
         slots=np.empty(in_all, dtype=SLOT),
         free_slots=np.full(int(lengths.max(initial=0)) + 1, NOWHERE, dtype=np.int64),
@@ -235,36 +228,22 @@ def _lay_out_exchanges(program: Program) -> Any:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Traffic:
-    """What plans put on the network, and how much each has under way at most.
+def _gather_traffic(plans: list[ExchangePlan]) -> tuple[dict[str, Any], Ints]:
+    """Lay out plans one after the other; what several have in common, once.
 
-    ``room`` holds, for each plan, flows, hops of flows and joins under way at once, and counters of messages [4,
-    plans].
+    Returned are arrays by their names in ``State``, and how much each plan has under way at most: flows, hops of flows,
+    joins and counters of messages [4, plans].
     """
-
-    plans: Any
-    flows: Any
-    hops: Ints
-    patterns: Any
-    messages: Any
-    successors: NDArray[np.int32]
-    rounds: Any
-    crossings: Any
-    room: Ints
-
-
-def _gather_traffic(plans: list[ExchangePlan]) -> _Traffic:
-    """Lay out plans one after the other; what several have in common, once."""
     made = _fill(PLAN, len(plans), pattern=NOWHERE, free_waits=NOWHERE)
-    flows, hops = _gather_flows(plans, made)
-    patterns, messages, successors = _gather_patterns(plans, made)
-    rounds, crossings = _gather_rounds(plans, made)
+    found: dict[str, Any] = {"plans": made}
+    found["flows"], found["hops"] = _gather_flows(plans, made)
+    found["patterns"], found["messages"], found["message_successors"] = _gather_patterns(plans, made)
+    found["rounds"], found["crossings"] = _gather_rounds(plans, made)
     room = np.zeros((4, len(plans)), dtype=np.int64)
     for number, plan in enumerate(plans):
         if not isinstance(plan, CollectiveRounds):
             room[:, number] = _measure_room(plan)
-    return _Traffic(made, flows, hops, patterns, messages, successors, rounds, crossings, room)
+    return found, room
 
 
 def _measure_room(plan: CollectiveFlows | CollectiveMessages) -> tuple[int, int, int, int]:

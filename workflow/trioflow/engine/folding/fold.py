@@ -646,7 +646,7 @@ def _fold_exchanges(
 ) -> tuple[list[Exchanges], FoldedTraffic]:
     """Return, by each planner, one exchange of each class; and what they put on the links."""
     rows = _list_exchanges(fold)
-    if rows.find_odd().any():
+    if np.any([*rows.find_faults(whole=False).values()]):
         raise CannotFoldError("the tasks of an exchange do not fit together")
     match_ids = fold.graph.tasks["match_id"].to_numpy(dtype=np.int64, na_value=-1)
     family_of = fold.family_of[match_ids[rows.task[rows.first[:-1]]]]
