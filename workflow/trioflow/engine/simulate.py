@@ -60,7 +60,7 @@ from trioflow.engine.result import (
     summarize_tasks,
     warn_of_parts,
 )
-from trioflow.hardware.machine import Link, Platform, is_rank_node, narrow_links
+from trioflow.hardware.machine import Platform, is_rank_node, narrow_links
 from trioflow.network.algorithms.catalogue import Algorithms, read_algorithms, spell_algorithm
 from trioflow.network.collectives import Bound, CollectiveCost, CollectivePlanner
 from trioflow.network.message_planner import Chunks, CollectiveMessages, CollectiveRounds, MessagePlanner, RunAlone
