@@ -344,7 +344,7 @@ def change(content: dict[str, Any], key: str, value: float) -> dict[str, Any]:
         ("sustained_compute", 140, "write 0.5 to 10 times"),
         ("power_limit_w", math.inf, "write 5 to 20000 W"),
         ("peak_flop_per_s.fp32", math.nan, "nan flop/s is far from anything"),
-        ("memory_bytes", -80e9, "too small"),
+        ("memory_bytes", -80e9, "is not above 0"),
         ("usable_memory_bytes", 100e9, r"1e\+11 bytes can be used of 8e\+10"),
     ],
 )

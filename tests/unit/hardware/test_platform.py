@@ -143,24 +143,24 @@ def degrade(**entry: object) -> dict[str, Any]:
 
 
 REFUSED = [
-    (change("rank", 2), r"unknown key 'rank'; did you mean ranks\? the keys are"),
-    (change("device.kind", "tpu"), r"device\.kind: 'tpu' is not possible here; choose one of \['cpu', 'gpu'\]"),
+    (change("rank", 2), r"rank: unknown key 'rank'; did you mean ranks\?"),
+    (change("device.kind", "tpu"), r"device\.kind: 'tpu' is not one of cpu, gpu"),
     (change("device.memory_bytes", 1e9), r"device\.memory_bytes: 1000000000\.0 has no source; write"),
     (change("device.memory_bytes", {"value": 1}), "device.memory_bytes: the key 'source' is missing"),
-    (change("links.0.latency_s", sourced(-1)), r"links\.0\.latency_s\.value: -1 is too small"),
-    (change("links.0.bandwidth_bytes_per_s", sourced(0)), r"bandwidth_bytes_per_s\.value: 0 is too"),
+    (change("links.0.latency_s", sourced(-1)), r"links\.0\.latency_s\.value: -1 is below 0"),
+    (change("links.0.bandwidth_bytes_per_s", sourced(0)), r"bandwidth_bytes_per_s\.value: 0 is not above 0"),
     (change("links.0.bandwidth_bytes_per_s", sourced(float("nan"))), "nan is not finite"),
     (change("links.0.to", "rank0"), r"links\.0: joins rank0 to itself"),
-    (change("links.1", None), r"links\.1: None is not of the type object"),
+    (change("links.1", None), r"links\.1: None is not of type object"),
     (change("ranks", 3), r"no link reaches rank2; name the 3 ranks rank0 to rank2"),
     (change("ranks", 0), r"ranks: 0 is not a number of ranks"),
     (change("topology", {}), "exactly one of the keys 'links' and 'topology' is due"),
-    (change("host", {"Cost": sourced(1)}), "host: unknown key 'Cost'"),
+    (change("host", {"Cost": sourced(1)}), "host.Cost: unknown key 'Cost'"),
     (change("host", {"pipeline_microbatch_s": sourced(1)}), "did you mean pipeline_micro_batch_s"),
-    (change("communication_on_compute_stream", "yes"), "'yes' is not of the type boolean"),
+    (change("communication_on_compute_stream", "yes"), "'yes' is not of type boolean"),
     (
         with_topology(**{"builder": "ring", **LINK, "latency_s": sourced(-1)}),
-        r"topology\.latency_s\.value: -1 is too small",
+        r"topology\.latency_s\.value: -1 is below 0",
     ),
     (
         with_topology(**{"builder": "ring", **LINK, "bandwidth_bytes_per_s": 5}),
@@ -217,7 +217,7 @@ REFUSED = [
         ),
         r"topology\.inside: 1 is not possible here; write a topology",
     ),
-    (degrade(**{"factor": sourced(1.5)}), r"degraded\.0\.factor\.value: 1\.5 is too large; write 1 or"),
+    (degrade(**{"factor": sourced(1.5)}), r"degraded\.0\.factor\.value: 1\.5 is above 1; write 1 or"),
     (degrade(**{"factor": 0.5}), r"degraded\.0\.factor: 0\.5 has no source"),
     (degrade(), r"degraded\.0: the key 'factor' is missing"),
     (
@@ -243,10 +243,13 @@ REFUSED = [
     ({**degrade(), "degraded": degrade(factor=sourced(0.5))["degraded"] * 2}, r"degraded\.1: .*degraded twice"),
     (change("device", {"sheet": "a41"}), r"two\.yaml, device\.sheet: no device sheet.*mean a40"),
     (change("device", {"sheet": "other/a40.yaml"}), r"other/a40\.yaml: no such file"),
-    (change("device", {"sheet": "other/a40.yaml", "name": "chip"}), r"device: unknown key 'name'; the keys are sheet"),
-    (ring(routing={"ties": "random"}), r"routing\.ties: 'random' is not possible here; choose one"),
+    (
+        change("device", {"sheet": "other/a40.yaml", "name": "chip"}),
+        r"device.name: unknown key 'name'; known are sheet",
+    ),
+    (ring(routing={"ties": "random"}), r"routing\.ties: 'random' is not one of first, ecmp"),
     (ring(routing={"seed": 1}), "routing: the key 'ties' is missing"),
-    (ring(routing={"ties": "ecmp", "seed": -1}), r"routing\.seed: -1 is too small"),
+    (ring(routing={"ties": "ecmp", "seed": -1}), r"routing\.seed: -1 is below 0"),
     (
         ring(failed_links=[{"from": "rank0", "to": "rank2"}]),
         r"failed_links\.0: no link leads from rank0 to rank2; from rank0 one leads to",

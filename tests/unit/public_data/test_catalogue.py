@@ -93,7 +93,7 @@ def test_a_misspelt_name_gets_the_likely_one(small: Path, name: str, fix: str) -
             "license: MIT",
             ["datasets.one/first", "one/first.license: unknown key", "did you mean licence?"],
         ),
-        ("    units: ms\n", "", ["datasets.one/first", "'units' is a required property"]),
+        ("    units: ms\n", "", ["datasets.one/first", "the key 'units' is missing"]),
         ("bytes: 5", "bytes: -5", ["files.0.bytes", "-5 is below 0"]),
         ("bytes: 5", "bytes: five", ["files.0.bytes", "'five' is not of type integer"]),
         (SHA, SHA[1:], ["files.0.sha256", SHA[1:]]),

@@ -90,7 +90,7 @@ def test_a_seed_that_draws_nothing_is_no_other_scenario(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("description: x\ngird: []", ["gird", "unknown key", "did you mean grid?"]),
-        ("grid: []", ["'description' is a required property"]),
+        ("grid: []", ["the key 'description' is missing"]),
         ("description: x", ["no scenarios", "give a grid, a list or a table"]),
         ("description: [", ["not readable as YAML"]),
         ("- 1", ["not a mapping"]),

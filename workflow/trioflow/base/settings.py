@@ -6,10 +6,11 @@ The JSON schema's library is imported only where something is checked: a machine
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from trioflow.base.errors import InputError, TableError, suggest
 from trioflow.base.input_files import check_values, read_rows, read_text
@@ -37,18 +38,82 @@ def check_schema(
     content: Any, schema: Mapping[str, Any], file: str | Path, kind: type[InputError] = InputError
 ) -> None:
     """Refuse content that breaks its JSON schema (2020-12), in one sentence with the place of what breaks it."""
-    from jsonschema import Draft202012Validator
-
-    errors = Draft202012Validator(schema).iter_errors(content)
-    for error in sorted(errors, key=lambda e: (len(e.absolute_path), str(e.absolute_path))):
+    errors = sorted(_make_validator()(schema).iter_errors(content), key=_rank_error)
+    for error in errors:
         place = ".".join(str(step) for step in error.absolute_path)
         if error.validator == "additionalProperties":
             known = error.schema["properties"]
-            unknown = sorted(set(error.instance) - set(known))[0]
-            place = f"{place}.{unknown}" if place else str(unknown)
-            raise kind("unknown key", file=file, place=place, fix=suggest_name(unknown, known))
-        fix = str(error.schema.get("description", ""))
-        raise kind(describe_problem(error), file=file, place=place, fix=fix)
+            unknown = sorted(str(key) for key in error.instance if key not in known)[0]
+            place = f"{place}.{unknown}" if place else unknown
+            raise kind(f"unknown key {unknown!r}", file=file, place=place, fix=suggest_name(unknown, known))
+        raise kind(describe_problem(error), file=file, place=place, fix=_suggest_fix(error))
+
+
+@cache
+def _make_validator() -> Any:
+    """Return the class of validators of JSON schema that also know ``plausible``, the range of a quantity."""
+    from jsonschema import Draft202012Validator, validators
+
+    extend: Any = validators.extend
+    return extend(Draft202012Validator, {"plausible": _check_plausible})
+
+
+def _check_plausible(
+    validator: Any, limits: list[float], instance: Any, schema: Mapping[str, Any]
+) -> Iterator[ValidationError]:
+    """Yield an error that asks for the unit of a number far from anything built; NaN and infinity too."""
+    from jsonschema import ValidationError
+
+    value = instance.get("value") if isinstance(instance, dict) and "source" in instance else None
+    if isinstance(value, int | float) and not (value <= 0 or limits[0] <= value <= limits[1]):
+        yield ValidationError(f"{value:g} {schema['unit']} is far from anything built")
+
+
+def _rank_error(error: ValidationError) -> tuple[int, str, bool, str]:
+    """Put the shallowest error first, then by key; an unknown key explains a missing one."""
+    path, word = [str(step) for step in error.absolute_path], str(error.validator)
+    return len(path), ".".join(path), word != "additionalProperties", word
+
+
+_PREFIXES = {"P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "m": 1e-3, "micro": 1e-6, "n": 1e-9}
+"""What a number may have been meant in, where it is out of its quantity's range (``plausible`` in a schema)."""
+_FIXES = {
+    "oneOf": "keep one of them",
+    "required": "add it",
+    "enum": "choose one of {}",
+    "type": "write a value of type {}",
+    "minimum": "write {} or more",
+    "maximum": "write {} or less",
+    "exclusiveMinimum": "write more than {}",
+    "pattern": "write a name of that form, without spaces",
+}
+"""What to write instead, by the rule that a value breaks, where the schema does not describe the value."""
+
+
+def _suggest_fix(error: ValidationError) -> str:
+    """Return what to write instead of a value."""
+    value: Any = error.instance
+    limit: Any = error.validator_value
+    schema: Any = error.schema
+    if error.validator == "plausible":
+        unit = schema["unit"].replace("bytes", "B")
+        meant = [
+            f"{prefix}{unit} (then write {value['value'] * factor:g})"
+            for prefix, factor in _PREFIXES.items()
+            if limit[0] <= value["value"] * factor <= limit[1]
+        ]
+        written = f"write {limit[0]:g} to {limit[1]:g} {schema['unit']}"
+        return f"was it meant in {' or '.join(meant)}?" if meant else written
+    if _lacks_source(error):
+        return f"write {{value: {value!r}, source: where the number comes from}}"
+    return schema.get("description") or _FIXES.get(str(error.validator), "").format(limit)
+
+
+def _lacks_source(error: ValidationError) -> bool:
+    """Return whether a number stands where one with its source is due."""
+    sourced = cast("Any", error.schema).get("required") == ["value", "source"]
+    parameter = error.validator_value == ["object", "boolean", "string"] and isinstance(error.instance, int | float)
+    return error.validator == "type" and (sourced or parameter)
 
 
 def _fill(settings: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,16 +134,21 @@ def describe_problem(error: ValidationError, cell: str | None = None) -> str:
         near = suggest(str(error.instance), map(str, limit)).rstrip()
         known = ", ".join(str(word) for word in limit)
         return f"{value} is not one of {known}" + (f"; {near}" if near else "")
-    if error.validator == "minimum":
-        return f"{value} is below {limit}"
-    if error.validator == "pattern" and limit == NAME:
+    rule = "source" if _lacks_source(error) else str(error.validator)
+    missing = [key for key in limit if key not in cast("Any", error.instance)] if rule == "required" else []
+    problems = {
+        "source": f"{value} has no source",
+        "plausible": str(error.message),
+        "minimum": f"{value} is below {limit}",
+        "exclusiveMinimum": f"{value} is not above {limit}",
+        "maximum": f"{value} is above {limit}",
+        "type": f"{value} is not of type {limit[0] if isinstance(limit, list) else limit}",
+        "required": f"the key {', '.join(map(repr, missing[:1]))} is missing",
+        **cast("Any", error.schema).get("problem", {}),
+    }
+    if rule == "pattern" and limit == NAME:
         return f"{value} is not a name of small letters, digits and single hyphens"
-    if error.validator == "type":
-        wanted = limit if isinstance(limit, str) else limit[0]
-        return f"{value} is not of type {wanted}"
-    if error.validator == "required":
-        return str(error.message)
-    return f"{value} breaks the rule {error.validator} {limit}"
+    return str(problems.get(rule, f"{value} breaks the rule {rule} {limit}")).replace("VALUE", value)
 
 
 def list_descriptions(folder: str | Path) -> dict[str, str]:

@@ -24,7 +24,8 @@ import yaml
 
 from trioflow.base.errors import PlatformError, suggest
 from trioflow.base.plugins import list_plugins, load_plugin
-from trioflow.base.provenance import PACKAGE, atomic_path
+from trioflow.base.provenance import PACKAGE, atomic_path, read_json
+from trioflow.base.settings import check_schema
 from trioflow.base.yaml_files import read_yaml
 from trioflow.hardware.machine import (
     EAGER,
@@ -34,7 +35,6 @@ from trioflow.hardware.machine import (
     Link,
     Platform,
     Routing,
-    check_schema,
     describe_inline,
     load_device,
     name_rank_node,
@@ -408,7 +408,7 @@ SCHEMA = PACKAGE / "data" / "platform.schema.json"
 
 def validate_platform(content: Any, path: str | Path) -> None:
     """Check a platform file's content; PlatformError says the shallowest violation of the schema."""
-    check_schema(content, SCHEMA, path)
+    check_schema(content, read_json(SCHEMA), path, PlatformError)
 
 
 SHIPPED = PACKAGE / "data" / "platforms"
