@@ -127,7 +127,7 @@ def test_threads_predict_models_that_nobody_traced_yet(tmp_path):
             "ranks=2 without a plan; .*plan fsdp, or data, tensor and",
             "--ranks",
         ),
-        (lambda: trioflow.named_plan("ddp", 8, data=2), "ranks=8 is not the product 2 data", "--ranks 8"),
+        (lambda: trioflow.named_plan("ddp", 8, data=2), "DP2 = 2 GPUs, not 8", "not 8"),
         (lambda: trioflow.search(TRACE, 2, PLATFORM, power_w=-1), "power_w -1|power_w=-1", "--power-w"),
     ],
 )

@@ -26,6 +26,7 @@ from trioflow import __version__
 from trioflow.base.errors import InputError, PlanError, TrioflowError
 from trioflow.cli.export import add_export
 from trioflow.cli.main import build_parser, main, spare_threads
+from trioflow.cli.output import read_count
 from trioflow.cli.traces import SHIPPED_WORKLOADS
 from trioflow.costmodel.collectives.methods import METHODS
 from trioflow.costmodel.collectives.model import COLLECTIVES
@@ -154,7 +155,7 @@ def test_timelines_are_written_in_the_asked_form(capsys):
     [
         (["simulate", "nowhere", "--platform", PLATFORM], "no trace here"),
         ([*STEP, "--network", "wires"], "no network is called 'wires'"),
-        ([*STEP, "--plan", "ddp", "--ranks", "2", "--data-parallel", "1"], "is not the product"),
+        ([*STEP, "--plan", "ddp", "--ranks", "2", "--data-parallel", "1"], "1 = 1 GPU"),
         (["simulate", TRACE, "--platform", "cpu2-glo"], "did you mean cpu2-gloo"),
         (["show", "llama-3.1-8"], "did you mean llama-3.1-8b?"),
         (["simualte", TRACE], "no command is called 'simualte'; did you mean simulate?"),
@@ -171,10 +172,10 @@ def test_timelines_are_written_in_the_asked_form(capsys):
         ),
         (["simulate", TRACE, "--platform", PLATFORM, "--plan", "ddp", "--ranks", "3"], "3 ranks"),
         (["simulate", TRACE, "--platform", PLATFORM, "--ranks", "2"], "without a plan"),
-        (["simulate", TRACE, "--platform", PLATFORM, "--data-parallel", "2", "--ranks", "4"], "is not the product"),
+        (["simulate", TRACE, "--platform", PLATFORM, "--data-parallel", "2", "--ranks", "4"], "DP2 = 2 GPUs, not 4"),
         (
             ["simulate", TRACE, "--platform", PLATFORM, "--plan", "tp", "--ranks", "2", "--data-parallel", "2"],
-            "leave no tensor degree",
+            "DP2 leaves no tensor degree on 2 GPUs",
         ),
         (["simulate", TRACE, "--platform", PLATFORM, "--timeline", "t.png"], "unknown ending"),
         ([*STEP, "--timeline", ""], "unknown ending"),
@@ -190,6 +191,13 @@ def test_timelines_are_written_in_the_asked_form(capsys):
         (["simulate", TRACE, "--platform", PLATFORM, "--cost-model", "/"], "cannot be read"),
         (["collective", "all_gossip", "--bytes", "9", "--ranks", "2", "--platform", PLATFORM], "all_gossip"),
         (["show", "nowhere"], "no language model is known by this name"),
+        (["show", "missing.json"], "missing.json: no such file; `trioflow models` lists the names; else give"),
+        (["simulate", TRACE, "--platform", "T4"], "no GPU or platform is called 'T4'; known GPUs are H100, H200,"),
+        (
+            ["show", "llama-3.2-1b", "--precision", "fsdp2-mixed+compile"],
+            "use --precision fsdp2-mixed --fusion compile",
+        ),
+        ([*STEP, "--ranks", "8", "--tensor-parallel", "3"], "TP3 does not divide 8 GPUs"),
         (["import", "nowhere", "-o", "out"], "no such file"),
         (["capture", "gpt9", "--batch", "1", "-o", "out"], "no workload 'gpt9'"),
         (["capture", "resnet18", "--batch", "1", "--sequence", "8", "-o", "out"], "has none"),
@@ -198,6 +206,27 @@ def test_timelines_are_written_in_the_asked_form(capsys):
 def test_bad_input_is_refused_in_one_sentence(capsys, tmp_path, words, said):
     assert said in refuse(capsys, *words)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("simulate a --gpus 8xH100 --tp 2", "unrecognized arguments: --tp 2; did you mean --tensor-parallel?"),
+        ("simulate a --gpus 8xH100 --tensor-paralel=2", "did you mean --tensor-parallel?"),
+        ("simulate a --gpus 256 H100", "unrecognized arguments: H100; write --gpus 256xH100"),
+        ("simulate a --gpus 8xH100 --zzz", "unrecognized arguments: --zzz\ntrioflow simulate --help all lists all"),
+        (
+            "simulate a --output out.json",
+            "--output out.json: it takes a form, not a file; write --output json > out.json",
+        ),
+        ("plan a --gpus 8xH100 --tokens 1X", "argument --tokens: '1X' is no number; write 1e12 or 1T"),
+    ],
+)
+def test_a_mistyped_option_is_answered_with_what_was_meant(capsys, words, said):
+    with pytest.raises(SystemExit, match="2"):
+        main(words.split())
+    assert said in capsys.readouterr().err
+    assert [read_count(text) for text in ("1T", "2.5B", "1e6", "30")] == [1e12, 2.5e9, 1e6, 30]
 
 
 def test_doctor_says_what_is_here_and_what_is_missing(capsys, monkeypatch, tmp_path):

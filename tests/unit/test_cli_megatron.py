@@ -70,7 +70,7 @@ def test_arguments_of_the_command_win_over_the_file(file, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--ranks", "6"], "--ranks 6 is not a multiple of 2 tensor x 2 pipeline"),
+        (["--ranks", "6"], "TP2 x PP2 does not divide 6 GPUs"),
         (["--batch", "6"], "6 samples a step do not divide into micro-batches of 2 on 2 replicas"),
         (["--plan", "ddp"], "--megatron gives the model and the plan"),
     ],

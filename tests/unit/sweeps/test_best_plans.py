@@ -98,7 +98,7 @@ def test_gpus_are_found_by_their_name_on_their_usual_platform(text: str, platfor
     ("words", "problem"),
     [
         (["llama-3.2-1b", "--gpus", "H100"], "is not a number and a name of GPUs"),
-        (["llama-3.2-1b", "--gpus", "8xH1000"], "no platform is called 'H1000'"),
+        (["llama-3.2-1b", "--gpus", "8xH1000"], "no GPU or platform is called 'H1000'; did you mean H100?"),
         (["llama-3.2-1b", "--gpus", "8xH100", "--memory-margin", "1.5"], "must be at least 0 and below 1"),
         (["llama-3.2-1b", "--gpus", "8xH100", "--power-w", "-5"], "--power-w -5.0 is not positive"),
         (

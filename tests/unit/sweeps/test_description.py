@@ -209,8 +209,8 @@ def test_pytorch_gives_its_first_bucket_a_limit_that_is_given() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"ranks": 6, "tensor": 4}, "ranks 6 is not a multiple of 4 tensor"),
-        ({"ranks": 8, "data": 2, "tensor": 2}, "ranks 8 is not the product 2 data x 2 tensor = 4"),
+        ({"ranks": 6, "tensor": 4}, "TP4 does not divide 6 GPUs"),
+        ({"ranks": 8, "data": 2, "tensor": 2}, "DP2 x TP2 = 4 GPUs, not 8"),
         ({"data": 1, "sharding": "fsdp"}, "fsdp on one rank"),
     ],
 )

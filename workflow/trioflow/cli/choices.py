@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import DEGREES, name_flag
-from trioflow.cli.output import Options, add_options, list_flags
+from trioflow.cli.output import Options, add_options, list_flags, read_count
 from trioflow.costmodel.choices import read_gpus
 from trioflow.hardware.machine import TIES, Link, Platform
 from trioflow.network.across_nodes import INTER_NODE, open_platform
@@ -44,8 +44,8 @@ def list_model_options(several: bool = False) -> Options:
 _RUN = "run of many steps"
 RUN: Options = {
     _RUN: (
-        ("--tokens", (float, "N"), "tokens of the whole run, for its days, cost and energy"),
-        ("--budget", (float, "M"), "money for the whole run: how many tokens it pays for"),
+        ("--tokens", (read_count, "N"), "tokens of the whole run, for its days, cost and energy"),
+        ("--budget", (read_count, "M"), "money for the whole run: how many tokens it pays for"),
         ("--price-per-gpu-hour", (float, "P"), "price per GPU-hour, for the cost of the run"),
         (
             "--power-w",
@@ -358,8 +358,7 @@ def _share_ranks(options: argparse.Namespace, found: Configuration) -> None:
     data, rest = divmod(options.ranks, rest_of)
     if rest:
         raise PlanError(
-            f"--ranks {options.ranks} is not a multiple of {tensor} tensor x"
-            f"{f' {context} context x' if context > 1 else ''} {pipeline} pipeline",
+            f"TP{tensor} x {f'CP{context} x ' * (context > 1)}PP{pipeline} does not divide {options.ranks} GPUs",
             file=options.megatron,
         )
     options.data = data

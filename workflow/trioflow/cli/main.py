@@ -4,12 +4,13 @@ import argparse
 import atexit
 import gc
 import os
+import re
 import sys
 from collections.abc import MutableMapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn, TextIO, cast
+from typing import Any, NoReturn, TextIO, cast
 
 from trioflow import __version__
 from trioflow.base.errors import TrioflowError, suggest
@@ -97,10 +98,29 @@ EXAMPLES = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are not preceded by all of a command's options."""
+    """A parser whose errors are not preceded by all of a command's options, but say what was perhaps meant."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse what no option takes, where the command's own options are known."""
+        options, rest = super().parse_known_args(args, namespace)
+        if rest and not self._subparsers:
+            word, count = rest[0].partition("=")[0], str(getattr(options, "gpus", ""))
+            flags = self._option_string_actions
+            short = {"".join(part[:1] for part in flag[2:].split("-")): flag for flag in reversed(flags)}
+            meant = short.get(word.strip("-"))
+            hint = f"did you mean {meant}?" if meant else suggest(word, flags)
+            if count.isdigit() and not word.startswith("-"):
+                hint = f"write --gpus {count}x{word}"
+            self.error(f"unrecognized arguments: {' '.join(rest)}; {hint}".rstrip("; "))
+        return options, rest
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help lists all options\n")
+        """Leave with one sentence, and where all options stand."""
+        if file := re.match(r"argument --output: invalid choice: '(.*\.(json|csv|parquet))'", message):
+            message = f"--output {file[1]}: it takes a form, not a file; write --output {file[2]} > {file[1]}"
+        self.exit(
+            2, f"{self.prog}: error: {message}\n{self.prog} --help{' all' * (not self._subparsers)} lists all options\n"
+        )
 
 
 def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:

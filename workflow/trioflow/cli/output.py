@@ -79,7 +79,7 @@ def format_facts(facts: Iterable[tuple[str, str]]) -> str:
 
 Options = Mapping[str, Iterable[tuple[Any, ...]]]
 """Arguments of a command by the title of their group (empty: no group). A row is: names, value, help and, where needed,
-further keywords of ``add_argument``. The value is a metavar for text, a type and its metavar, the choices, True for a
+further keywords of ``add_argument``. The value is a metavar for text, a type (or reader) and its metavar, the choices, True for a
 flag without a value, or None where the keywords say it. ``rare`` among the keywords: only ``--help all`` shows it.
 ``list_flags`` makes rows of declared fields.
 """
@@ -119,13 +119,22 @@ def add_options(parser: argparse.ArgumentParser, *groups: Options) -> None:
                 else {"metavar": kind}
                 if isinstance(kind, str)
                 else {"type": kind[0], "metavar": kind[1]}
-                if isinstance(kind[0], type)
+                if callable(kind[0])
                 else {"choices": kind}
             )
             words |= more[0] if more else {}
             rare = words.pop("rare", False)
             action = (known[title] if title else parser).add_argument(*name.split(), help=text, **words)
             action.rare = rare  # type: ignore[attr-defined]
+
+
+def read_count(text: str) -> float:
+    """Return the number in 1e12, 250k, 10M, 2.5B or 1T; argparse's error where there is none."""
+    factor = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}.get(text[-1:], 1.0)
+    try:
+        return float(text if factor == 1 else text[:-1]) * factor
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number; write 1e12 or 1T") from None
 
 
 class HelpAction(argparse.Action):

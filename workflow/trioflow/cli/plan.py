@@ -18,7 +18,7 @@ from trioflow.cli.choices import (
     list_inter_node,
     list_model_options,
 )
-from trioflow.cli.output import HTML, JSON, add_command, format_table, write_output, write_page
+from trioflow.cli.output import HTML, JSON, add_command, format_table, read_count, write_output, write_page
 from trioflow.cli.search import describe_odds, predict_best, print_search, show_progress
 from trioflow.formats.launch import FRAMEWORKS
 from trioflow.parallel.memory.peak import describe_probability, find_fullest
@@ -62,9 +62,9 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
             "": (
                 ("model", "MODEL", "language model by name or configuration, or a trace"),
                 (flag, metavar, text.partition(", instead")[0], {"required": True}),
-                ("--tokens", (float, "N"), "tokens of the training run (default: 1e12)"),
+                ("--tokens", (read_count, "N"), "tokens of the training run (default: 1e12)"),
                 ("--price", (float, "P"), "price per GPU-hour, for the cost of the run"),
-                ("--budget", (float, "M"), "money for the run: how many tokens it pays for"),
+                ("--budget", (read_count, "M"), "money for the run: how many tokens it pays for"),
                 ("--currency", "SIGN", "currency of the price (default: US$)", {"default": "US$"}),
                 ("--power-w", (float, "W"), "power draw per GPU [W] (default: the data sheet's limit)"),
                 ("--batch", (int, "B"), "global batch in samples (default: usual for models of this size)"),

@@ -1,5 +1,6 @@
 """What a question leaves open: which platform a name means, and which cost models serve it."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,13 @@ def load_named_platform(name: str, ranks: int) -> Platform:
     A GPU that no shipped platform has gets the links and the host of one of its form (``usual_platforms.tsv``).
     """
     usual = find_usual_platform(name)
+    if usual is None and not _names_platform(name):
+        gpus = dict.fromkeys(re.sub("-(sxm|pcie).*", "", row["gpu"]).upper() for row in read_table(_USUAL))
+        raise PlatformError(
+            f"no GPU or platform is called {name!r}",
+            fix=f"{suggest(name, [*gpus, *list_platforms()])}known GPUs are {', '.join(gpus)}; `trioflow platforms` lists "
+            "platforms; docs/my_cluster.md says how to describe a GPU and a cluster of your own",
+        )
     if usual is None:
         return load_platform(find_platform(name), ranks)
     sheet, place = usual
@@ -58,11 +66,16 @@ def load_named_platform(name: str, ranks: int) -> Platform:
 
 def find_usual_platform(name: str) -> tuple[DeviceSheet, str] | None:
     """Return the sheet and the usual platform of the GPU that a name stands for; None for a platform's name or file."""
-    if name == THIS_MACHINE or name in list_platforms() or name.endswith((".yaml", ".yml")) or "/" in name:
+    if _names_platform(name):
         return None
     fitting = {sheet.name: sheet for word in (name, f"RTX {name}") for sheet in list_fitting(word)}
     usual = read_table(_USUAL)
     return next(((fitting[row["gpu"]], row["platform"]) for row in usual if row["gpu"] in fitting), None)
+
+
+def _names_platform(name: str) -> bool:
+    """Return whether a name is a platform's or a file's; else it can only be a GPU's."""
+    return name == THIS_MACHINE or name in list_platforms() or name.endswith((".yaml", ".yml")) or "/" in name
 
 
 def read_gpus(text: str) -> tuple[int, str]:

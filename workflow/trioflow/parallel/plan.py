@@ -189,13 +189,11 @@ def share_ranks(ranks: int, columns: Mapping[str, Any], left: str = "data") -> d
     left = "data" if left in columns else left
     degrees, product = _multiply_degrees(columns)
     if left in columns and product != ranks:
-        raise PlanError(f"--ranks {ranks} is not the product {degrees} = {product}")
+        raise PlanError(f"{degrees} = {product} GPUs, not {ranks}")
     if ranks % product:
-        raise PlanError(f"--ranks {ranks} is not a multiple of {degrees}")
+        raise PlanError(f"{degrees} does not divide {ranks} GPUs")
     if ranks == product > 1 and left != "data":
-        raise PlanError(
-            f"{degrees} leave no {left} degree of --ranks {ranks}", fix=f"give more ranks, or no {left} plan"
-        )
+        raise PlanError(f"{degrees} leaves no {left} degree on {ranks} GPUs", fix=f"give more ranks, or no {left} plan")
     return {left: ranks // product, **columns}
 
 
@@ -204,7 +202,7 @@ def _multiply_degrees(columns: Mapping[str, Any]) -> tuple[str, int]:
     sizes = {name: check_argument(name, columns[name], "int", PlanError) for name in DEGREES if name in columns}
     if low := [name for name, size in sizes.items() if size < 1]:
         raise PlanError(f"{low[0]} degree {sizes[low[0]]} is below 1", fix="give 1 or more")
-    words = [f"{size} {name}" for name, size in sizes.items() if size > 1]
+    words = [f"{name[0].upper()}P{size}" for name, size in sizes.items() if size > 1]
     return " x ".join(words) or "1", math.prod(sizes.values())
 
 

@@ -537,15 +537,16 @@ def load_trace(folder: str | Path, **step: Any) -> Trace:
     if path.is_file():
         return read_pack(path)
     if not (path / "trace.json").exists():
-        shipped, models = shipped_traces(), language_models().published_models()
+        named = [*shipped_traces(), *language_models().published_models()]
         raise TraceError(
             "no trace here: trace.json is missing"
             if path.exists()
+            else "no such file"
+            if path.suffix in (".json", ".yaml", ".yml", ".toml", ".sh")
             else "no trace here, and no language model is known by this name",
             file=path,
-            fix=f"{suggest(str(folder), [*shipped, *models])}give a folder that `trioflow capture` or "
-            f"`trioflow import` wrote, a file of `trioflow pack`, one of the shipped traces ({', '.join(shipped)}), "
-            f"or a language model by its configuration's file or its name ({', '.join(models)})",
+            fix=f"{suggest(str(folder), named)}`trioflow models` lists the names; else give a configuration's file, or "
+            "what `trioflow capture`, `trioflow import` or `trioflow pack` wrote",
         )
     content = read_json(path / "trace.json", TraceError)
     operators, tensors = (tables.read_table(path / name, name.removesuffix(".parquet")) for name in TABLES)
