@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
@@ -95,15 +95,6 @@ def choose_algorithms(
     return algorithms, chunks
 
 
-def make_planner(
-    platform: Platform, collectives: CollectiveCost | None, bound: Bound, algorithms: Algorithms | None, chunks: Chunks
-) -> Planner:
-    """Return what turns collectives into messages, or flows without an algorithm; InputError as ``MessagePlanner``."""
-    if algorithms is None:
-        return _find_planners(platform, collectives).plan_flows(bound)
-    return _find_planners(platform, collectives).plan_messages(bound, algorithms, chunks)
-
-
 MOST_USES = 256
 """Planners are made anew after so many simulations, so that what they remember has an end."""
 
@@ -115,6 +106,10 @@ class _Planners(Derives):
     platform: Platform
     collectives: CollectiveCost | None
     uses: int = 0
+
+    def choose(self, bound: Bound, algorithms: Algorithms | None, chunks: Chunks) -> Planner:
+        """Return what turns collectives into messages, or flows without an algorithm; InputError as ``MessagePlanner``."""
+        return self.plan_flows(bound) if algorithms is None else self.plan_messages(bound, algorithms, chunks)
 
     @derived(most=3)  # the three ends of an interval
     def plan_flows(self, bound: Bound) -> CollectivePlanner:
@@ -137,19 +132,16 @@ def _find_planners(platform: Platform, collectives: CollectiveCost | None) -> _P
     return known
 
 
+def _name_cases(cases: Sequence[Case], network: AnyNetwork, platform: Platform) -> Hashable:
+    """Return what tells foldings of a graph apart; planners are of one platform, however fast its links are."""
+    times = [(case.planner, case.compute_scale) for case in cases]
+    return key_of((times, type(network), getattr(network, "slack", None)))
+
+
+@derived(_name_cases, most=2)  # one graph on two networks, as consecutive scenarios of a sweep ask for
 def keep_folded(fold: Fold, cases: Sequence[Case], network: AnyNetwork, platform: Platform) -> FoldedProgram:
     """Return the quotient of a graph on a platform, the same however fast its links are; errors as ``fold_program``."""
-    slack: frozenset[int] = getattr(network, "slack", frozenset())
-    of_cases = [(case.planner, case.compute_scale) for case in cases]
-    return _keep_folded(fold, of_cases, type(network), slack, platform)
-
-
-# One graph on two networks, as consecutive scenarios of a sweep ask for; planners are of one platform.
-@derived(lambda cases, network, slack, platform: key_of((cases, network, slack)), most=2)
-def _keep_folded(
-    fold: Fold, cases: Sequence[tuple[Any, ...]], network: type[AnyNetwork], slack: frozenset[int], platform: Platform
-) -> FoldedProgram:
-    return fold_program(fold, [Case(*one) for one in cases], network, slack, platform)
+    return fold_program(fold, cases, type(network), getattr(network, "slack", frozenset()), platform)
 
 
 @derived()
@@ -650,9 +642,9 @@ def _make_ready(
             keep_pieces(mover)
         return mover
 
-    cases = []
+    cases, planners = [], _find_planners(platform, collectives)
     for end in (_End(bound, 1.0), *ends):
-        planner = make_planner(platform, collectives, end.bound, algorithms, chunks)
+        planner = planners.choose(end.bound, algorithms, chunks)
         cases.append(Case(planner, options.scale_compute(end.compute_factor).compute_scale))
     if options.record_links and options.fold:
         reason = "what crossed the links was asked for"

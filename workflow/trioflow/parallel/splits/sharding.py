@@ -132,30 +132,26 @@ def list_updates(trace: ModelGraph) -> list[int]:
 
 
 def share_updates(
-    trace: Trace, sizes: Sequence[float], held: Sequence[float], operators: Iterable[int]
+    trace: Trace, sizes: Sequence[float], held: Sequence[float], operators: Iterable[int] | None = None
 ) -> dict[int, float]:
-    """Return the part of some optimizer operators' work on what a rank holds: ``held`` of parameters' ``sizes`` [bytes]."""
+    """Return the part of optimizer operators' work, of all or some, on what a rank holds: ``held`` of parameters' ``sizes`` [bytes]."""
     owners = find_owners(trace).of_operator
     shares: dict[int, float] = {}
-    for op_id in operators:
+    for op_id in list_updates(trace) if operators is None else operators:
         mine = owners.get(op_id, ())
         if whole := sum(sizes[i] for i in mine):
             shares[op_id] = sum(held[i] for i in mine) / whole
     return shares
 
 
-def shard_updates(trace: Trace, degree: int) -> dict[int, float]:
+def shard_updates(trace: ModelGraph, degree: int) -> dict[int, float]:
     """Return the part of the optimizer's operators that is left to one tensor-parallel rank."""
-    updates = list_updates(trace)
     try:
-        whole, mine = list_parameters(trace), list_parameters(trace, degree)
+        sizes, held = ([float(p.size_bytes) for p in list_parameters(trace, ranks)] for ranks in (1, degree))
     except PlanError:  # names of modules are all that is known
-        rules = dict(trace.facts.tensor_split or {})
-        modules = trace.operators.loc[updates, "module"]
-        cut = [bool(kind_of_module(str(module), rules)) for module in modules]
-        return {op: 1 / degree for op, found in zip(updates, cut, strict=True) if found}
-    sizes, held = ([float(p.size_bytes) for p in side] for side in (whole, mine))
-    return share_updates(trace, sizes, held, updates)
+        rules = trace.facts.tensor_split or {}
+        return {op: 1 / degree for op in list_updates(trace) if kind_of_module(trace.rows[op].module, rules)}
+    return share_updates(trace, sizes, held)
 
 
 def held_sizes(trace: Trace, plan: Plan) -> list[float]:
@@ -229,7 +225,7 @@ def split_updates(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
 def _cut_updates(
     trace: ModelGraph, split: TensorSplit, before: Sequence[float], after: Sequence[float], dispatched: bool
 ) -> TensorSplit:
-    shares = share_updates(trace, before, after, list_updates(trace))
+    shares = share_updates(trace, before, after)
     operators = scale_work(split.operators, shares)
     cut = split.sharded_updates | (set(shares) if dispatched else set())
     return replace(split, operators=operators, sharded_updates=cut)

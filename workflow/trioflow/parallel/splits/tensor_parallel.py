@@ -71,7 +71,7 @@ from trioflow.parallel.model_graph import ModelGraph, Operator, of_model
 from trioflow.parallel.splits.context import split_context
 from trioflow.parallel.splits.pipeline import list_parameters
 from trioflow.parallel.splits.routing import ExpertLayer, find_expert_layers, find_expert_modules, spread_tokens
-from trioflow.parallel.splits.sharding import list_updates, shard_updates, share_updates
+from trioflow.parallel.splits.sharding import shard_updates, share_updates
 from trioflow.parallel.splits.tensor_split import (
     AFTER,
     BEFORE,
@@ -349,9 +349,7 @@ def _cut_expert_updates(split: TensorSplit, trace: ModelGraph, plan: Plan) -> Te
     sizes, held = (
         [float(p.size_bytes) for p in list_parameters(trace, plan.tensor, ranks)] for ranks in (1, plan.expert_parts)
     )
-    shares = share_updates(trace, sizes, held, list_updates(trace))
-    cut = {op: share for op, share in shares.items() if share < 1}
-    return replace(split, operators=scale_work(split.operators, cut))
+    return replace(split, operators=scale_work(split.operators, share_updates(trace, sizes, held)))
 
 
 def _place_exchanges(

@@ -121,7 +121,7 @@ def find_vocabulary(trace: ModelGraph, degree: int) -> Vocabulary:
 def has_vocabulary(trace: Trace, degree: int) -> bool:
     """Return whether tensor-parallel ranks can share the vocabulary of a trace's model."""
     if not trace.facts.tensor_split and find_layers(trace):
-        return bool(_find_vocabulary_layers(trace))
+        return bool(_match(trace, VOCABULARY))
     try:
         find_vocabulary(trace, degree)
     except PlanError:
@@ -205,18 +205,13 @@ def split_like_megatron(trace: ModelGraph, *, vocabulary: bool = True) -> ModelG
             fix="use data or pipeline parallelism, or tensor_style gather",
         )
     if vocabulary:
-        found |= _find_vocabulary_layers(trace)
+        found |= _match(trace, VOCABULARY)
     return replace(trace, facts=replace(trace.facts, tensor_split=found, tensor_split_by_name=True))
 
 
 def find_layers(trace: Trace) -> dict[str, str]:
     """Return the layers of a trace that Megatron-LM cuts, and how: module pattern to column or row."""
     return _match(trace, {**LAYERS, **split_adapters(LAYERS)})
-
-
-def _find_vocabulary_layers(trace: Trace) -> dict[str, str]:
-    """Return the embeddings and heads of a trace that Megatron-LM cuts by vocabulary, and how."""
-    return _match(trace, VOCABULARY)
 
 
 def _match(trace: Trace, rules: Mapping[str, str]) -> dict[str, str]:
