@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow import tables
+from trioflow.base.derived import Derives, derived
 from trioflow.base.errors import InputError, TrioflowError, spell_keywords
 from trioflow.base.experiments import Plan
 from trioflow.base.units import format_apart, format_time
@@ -72,7 +72,7 @@ PREDICTED = (
 """What a prediction adds to a row; absent where nothing is simulated."""
 
 
-class Workshop:
+class Workshop(Derives):
     """Traces, platforms, cost models and graphs, each loaded or built once.
 
     A file that cannot be read raises TrioflowError at the first scenario that needs it; a scenario's own fault goes
@@ -95,22 +95,17 @@ class Workshop:
         self.interval, self.inter_node = interval, dict(inter_node or {})
         self.graphs = 0
         self.steps, self.routing = dict(steps or {}), routing
-        self._traces: dict[tuple[str, int | None], list[Trace]] = {}
-        self._times: dict[tuple[Any, ...], DeviceTimes] = {}
-        self._graphs: OrderedDict[str, TaskGraph] = OrderedDict()
         self._events, self._loaded = 0, False
-        self._open = lru_cache(_MOST_PLATFORMS)(self._open_platform)
 
+    @derived()
     def load_traces(self, name: str, samples: int | None = None) -> list[Trace]:
         """Return the traces of a name; of a language model the one of a micro-batch of ``samples``, by default one."""
         files = self.trace_files.get(name, name)
         if samples and (not find_model(files) or samples == self.load_traces(name)[0].facts.batch):
-            samples = None
-        if (name, samples) not in self._traces:
-            step = {**self.steps.get(name, {}), **({"batch": samples} if samples else {})}
-            traces = load_traces(files, fixed=True, **step)
-            self._traces[name, samples] = [ModelGraph.of(set_routing(trace, self.routing)) for trace in traces]
-        return self._traces[name, samples]
+            return self.load_traces(name)
+        step = {**self.steps.get(name, {}), **({"batch": samples} if samples else {})}
+        traces = load_traces(files, fixed=True, **step)
+        return [ModelGraph.of(set_routing(trace, self.routing)) for trace in traces]
 
     def name_step(self, name: str, step: Mapping[str, Any]) -> str:
         """Return a name for a language model's trace under what is asked of its step; that of the trace without."""
@@ -121,17 +116,15 @@ class Workshop:
         self.steps[key] = {**self.steps.get(name, {}), **step}
         return key
 
-    def load_platform(self, name: str, ranks: int, **inter_node: Any) -> Platform:
+    @derived(most=_MOST_PLATFORMS)
+    def load_platform(self, /, name: str, ranks: int, **inter_node: Any) -> Platform:
         """Return a platform with a number of ranks, with the network between nodes as measured."""
-        return self._open(name, ranks, **{**self.inter_node, **inter_node})
-
-    def _open_platform(self, name: str, ranks: int, **inter_node: Any) -> Platform:
         file = self.platform_files.get(name, name)
         if isinstance(file, Platform) and file.ranks < ranks:
             raise InputError(f"{name} has {file.ranks} ranks, not {ranks}", fix="load it with more of them")
         if isinstance(file, Platform):
             file = replace(file, ranks=ranks)
-        return open_platform(file, ranks, **inter_node)
+        return open_platform(file, ranks, **{**self.inter_node, **inter_node})
 
     def time_operators(
         self,
@@ -142,12 +135,11 @@ class Workshop:
         samples: int | None = None,
     ) -> DeviceTimes:
         """Return traces of ``load_traces`` with a device's times, and the model of its operators."""
-        traces = self.load_traces(trace, samples)
-        key = (*traces, device, cost_model, override)
-        if key not in self._times:
-            asked = Options(cost_model=cost_model or None, override=override or None)
-            self._times[key] = time_operators(traces, device, asked)
-        return self._times[key]
+        return self._time(self.load_traces(trace, samples), device, cost_model, override)
+
+    @derived()
+    def _time(self, traces: list[Trace], device: DeviceSheet | str, cost_model: str, override: str) -> DeviceTimes:
+        return time_operators(traces, device, Options(cost_model=cost_model or None, override=override or None))
 
     def build_graph(
         self,
@@ -167,16 +159,16 @@ class Workshop:
         numbers = dict(device.sheet.numbers) if device.sheet else {}
         described = [*key, device.name, device.memory_bytes, numbers, dict(platform.host), asdict(plan), batch]
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
-        if digest in self._graphs:
-            self._graphs.move_to_end(digest)
-            return digest, self._graphs[digest]
+        return digest, self._build(digest, times, plan, batch, platform, options)
+
+    @derived(lambda digest, *described: digest, most=_MOST_GRAPHS)
+    def _build(
+        self, digest: str, times: DeviceTimes, plan: Plan, batch: int, platform: Platform, options: Options
+    ) -> TaskGraph:
         host = platform.host_of(plan, times.traces[0].facts.recipe.framework)
-        graph = build_graph(times, plan, batch=batch, host=host, options=options, device=device)
+        graph = build_graph(times, plan, batch=batch, host=host, options=options, device=platform.device)
         self.graphs += 1
-        self._graphs[digest] = graph
-        if len(self._graphs) > _MOST_GRAPHS:
-            self._graphs.popitem(last=False)
-        return digest, graph
+        return graph
 
     def prepare(
         self, times: DeviceTimes, graph: TaskGraph, platform: Platform, options: Options = DEFAULTS, **changes: Any
