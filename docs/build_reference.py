@@ -72,7 +72,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from trioflow.costmodel.spread import Spread
+from trioflow.costmodel.uncertainty import Spread
 from trioflow.network.across_nodes import Bandwidth
 from trioflow.network.algorithms.catalogue import Algorithms
 from trioflow.network.collectives import CollectiveCost

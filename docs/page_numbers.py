@@ -19,8 +19,7 @@ import pandas as pd
 from trioflow.base.errors import InputError
 from trioflow.base.experiments import UNIT_SHARDINGS, Plan
 from trioflow.base.provenance import atomic_path, digest_file
-from trioflow.costmodel.spread import LAGS, PARTS, MeasuredSpread
-from trioflow.costmodel.uncertainty import COVERAGE, SHORTEST_S
+from trioflow.costmodel.uncertainty import COVERAGE, LAGS, PARTS, SHORTEST_S, MeasuredSpread
 from trioflow.report.errors import INTERVAL_COVERAGE, summarise_errors
 from trioflow.report.pages import NOTHING, write_markdown, write_percent, write_range, write_signed_percent, write_time
 from trioflow.report.scores import ORACLE, OURS, score_model, score_published

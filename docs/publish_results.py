@@ -39,8 +39,7 @@ from trioflow.base.experiments import load_plans
 from trioflow.base.provenance import read_json, write_json
 from trioflow.base.yaml_files import read_yaml
 from trioflow.costmodel.collectives.model import load_collective_model
-from trioflow.costmodel.spread import CAPTURES, load_spreads, pool_captures
-from trioflow.costmodel.uncertainty import BATCH, StepResidual, load_residuals
+from trioflow.costmodel.uncertainty import BATCH, CAPTURES, StepResidual, load_residuals, load_spreads, pool_captures
 from trioflow.hardware.platform import write_content
 from trioflow.parallel.memory.peak import load_survival
 from trioflow.tables import read_table

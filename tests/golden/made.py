@@ -15,9 +15,8 @@ import numpy as np
 import pandas as pd
 from costmodel import gpu_synthetic, synthetic, test_collectives, test_nccl_model, test_new_gpu
 from costmodel.test_step_precision import A100, make_convolutions, make_linear
-from trioflow.costmodel.collectives.methods import METHODS
 from trioflow.costmodel.collectives.model import COLLECTIVES
-from trioflow.costmodel.collectives.nccl import NcclMachine, choose, load_constants
+from trioflow.costmodel.collectives.platform import METHODS, NcclMachine, choose, load_constants
 from trioflow.costmodel.fits.collectives import fit_collective_model, fit_platform_collectives
 from trioflow.costmodel.fits.operators import fit_device_model, fit_operator_model
 from trioflow.costmodel.new_gpu.carry import derive_operator_model, retime_trace, scale_trace

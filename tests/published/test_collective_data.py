@@ -8,8 +8,8 @@ import pytest
 from judged import read_or_make
 from refitted import assert_refitted
 from trioflow import tables
-from trioflow.costmodel.collectives.methods import METHODS
 from trioflow.costmodel.collectives.model import wire_factor
+from trioflow.costmodel.collectives.platform import METHODS
 from trioflow.costmodel.files import SHIPPED_MODELS
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow_evaluation.fits.collectives import FILE, PLATFORMS, PUBLIC_TABLES, fit_published, read_public_samples

@@ -12,8 +12,8 @@ from mirror import find_mirror, find_public
 from trioflow import predict
 from trioflow.base.errors import TraceError
 from trioflow.costmodel.features import base_class
-from trioflow.costmodel.fits.classes import trace_rows
-from trioflow.costmodel.operators.class_curves import ANY, load_small_kernels
+from trioflow.costmodel.fits.curves import trace_rows
+from trioflow.costmodel.operators.curves import ANY, load_small_kernels
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.trace.importers.detect import find_rank_files
 from trioflow.trace.importers.kineto import import_kineto

@@ -28,9 +28,8 @@ from trioflow.cli.export import add_export
 from trioflow.cli.main import build_parser, main, spare_threads
 from trioflow.cli.output import read_count
 from trioflow.cli.traces import SHIPPED_WORKLOADS
-from trioflow.costmodel.collectives.methods import METHODS
 from trioflow.costmodel.collectives.model import COLLECTIVES
-from trioflow.costmodel.collectives.nccl import NcclMachine
+from trioflow.costmodel.collectives.platform import METHODS, NcclMachine
 from trioflow.costmodel.files import SHIPPED_MODELS
 from trioflow.costmodel.fits.collectives import fit_platform_collectives
 from trioflow.trace.store import save_trace, shipped_traces

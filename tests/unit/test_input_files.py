@@ -14,11 +14,11 @@ from trioflow.base.input_files import DEEPEST, LARGEST_JSON_BYTES, parse_cells, 
 from trioflow.base.provenance import atomic_path, read_json
 from trioflow.base.settings import read_cells
 from trioflow.base.yaml_files import LARGEST_BYTES, read_yaml
-from trioflow.costmodel.overrides import load_overrides
+from trioflow.costmodel.device_times import load_overrides
 from trioflow.formats.nccl_tests import import_nccl_tests
 from trioflow.hardware.machine import load_device
 from trioflow.hardware.platform import load_platform
-from trioflow.hardware.topologies.edge_list import read_edge_list
+from trioflow.hardware.topologies.grids import read_edge_list
 from trioflow.parallel.plan import read_stages
 from trioflow.parallel.schedules.build import read_schedule
 from trioflow.sweeps.description import load_sweep

@@ -11,7 +11,7 @@ from page_numbers import Result, describe_errors, describe_validation, markers, 
 from report_run import PLANS, experiments_of, write_run
 from trioflow.base.errors import InputError
 from trioflow.base.experiments import Plan
-from trioflow.costmodel.spread import load_spreads
+from trioflow.costmodel.uncertainty import load_spreads
 from trioflow.report.errors import build_error_table
 from trioflow.report.inputs import load_report_inputs
 from trioflow.report.scores import score_cases

@@ -29,11 +29,10 @@ from trioflow.costmodel.collectives.model import (
 )
 from trioflow.costmodel.collectives.platform import load_platform_collectives
 from trioflow.costmodel.files import SHIPPED_MODELS
-from trioflow.costmodel.fits.classes import fit_class_curves
 from trioflow.costmodel.fits.collectives import fit_collective_model
-from trioflow.costmodel.fits.curves import fit_curve
-from trioflow.costmodel.fits.held_out import LEFT_OUT_OPERATORS, fit_bands, fit_step_band
-from trioflow.costmodel.operators.class_curves import ANY, find_class
+from trioflow.costmodel.fits.curves import fit_class_curves, fit_curve
+from trioflow.costmodel.fits.operators import LEFT_OUT_OPERATORS, fit_bands, fit_step_band
+from trioflow.costmodel.operators.curves import ANY, find_class
 from trioflow.costmodel.uncertainty import ASSUMED_FACTOR, NEAREST_DISTANCE, WIDEST_FACTOR, Band, find_band
 from trioflow.datasets.catalogue import NODE_BANDWIDTHS, load_catalogue
 from trioflow.hardware.platform import load_platform

@@ -9,11 +9,16 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError, PlatformError
-from trioflow.costmodel.device_times import lend_recorded_times, nearest_model, prepare_device_times, times_interval
+from trioflow.costmodel.device_times import (
+    lend_recorded_times,
+    load_overrides,
+    nearest_model,
+    prepare_device_times,
+    times_interval,
+)
 from trioflow.costmodel.fits.operators import fit_device_model
 from trioflow.costmodel.new_gpu.carry import new_gpu_interval
-from trioflow.costmodel.operators.class_curves import sized_rows
-from trioflow.costmodel.overrides import load_overrides
+from trioflow.costmodel.operators.curves import sized_rows
 from trioflow.hardware.machine import find_device
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace

@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from trioflow.costmodel.fits.classes import collect_rows
-from trioflow.costmodel.fits.held_out import HeldOut, fit_step_band, hold_out
-from trioflow.costmodel.fits.operators import METHODS
+from trioflow.costmodel.fits.curves import collect_rows
+from trioflow.costmodel.fits.operators import METHODS, HeldOut, fit_step_band, hold_out
 
 from costmodel.synthetic import make_traces
 

@@ -15,10 +15,17 @@ import pandas as pd
 import pytest
 from trioflow.base.errors import InputError, TableError, TrioflowError
 from trioflow.cli.collectives import add_fit_collectives
-from trioflow.costmodel.collectives.methods import METHODS
 from trioflow.costmodel.collectives.model import COLLECTIVES, SAMPLE_COLUMNS, wire_factor
-from trioflow.costmodel.collectives.nccl import NcclMachine, choose, load_constants, parse_version, recognise_device
-from trioflow.costmodel.collectives.platform import PlatformCollectives, load_platform_collectives
+from trioflow.costmodel.collectives.platform import (
+    METHODS,
+    NcclMachine,
+    PlatformCollectives,
+    choose,
+    load_constants,
+    load_platform_collectives,
+    parse_version,
+    recognise_device,
+)
 from trioflow.costmodel.fits.collectives import (
     MAX_POINTS,
     calibrate,

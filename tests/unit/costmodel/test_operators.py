@@ -36,19 +36,19 @@ from trioflow.costmodel.features import (
     feature_matrix,
     find_operator_model,
 )
-from trioflow.costmodel.fits.classes import collect_rows, pair_rows
-from trioflow.costmodel.fits.curves import choose_least, solve_nonnegative, split_groups
+from trioflow.costmodel.fits.curves import choose_least, collect_rows, pair_rows, solve_nonnegative, split_groups
 from trioflow.costmodel.fits.operators import METHOD_NAMES, METHODS, fit_named_model, fit_operator_model
 from trioflow.costmodel.operators.curves import rounded
-from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model
-from trioflow.costmodel.operators.products import PRODUCTS, product_columns, scale_products
-from trioflow.costmodel.operators.unfitted import (
+from trioflow.costmodel.operators.model import (
+    OperatorCostModel,
     ProportionalModel,
     RecordedModel,
     batch_ratio,
     fit_recorded,
+    load_operator_model,
     make_unfitted_model,
 )
+from trioflow.costmodel.operators.products import PRODUCTS, product_columns, scale_products
 
 from costmodel.gpu_synthetic import make_gpu_trace, make_gpu_traces, make_step
 from costmodel.synthetic import law_s, make_operators, make_trace, make_traces

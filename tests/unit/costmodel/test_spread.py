@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from trioflow.base.errors import InputError
 from trioflow.costmodel.collectives.model import MessageCurve
-from trioflow.costmodel.spread import (
+from trioflow.costmodel.uncertainty import (
     LAGS,
     PARTS,
     MeasuredSpread,

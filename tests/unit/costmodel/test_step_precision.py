@@ -17,8 +17,13 @@ from trioflow.costmodel.choices import list_models
 from trioflow.costmodel.device_times import PREDICTED, choose_operator_model, time_trace
 from trioflow.costmodel.fits.operators import fit_device_model
 from trioflow.costmodel.new_gpu.carry import derive_operator_model
-from trioflow.costmodel.operators.class_curves import sized_rows
-from trioflow.costmodel.operators.model import load_operator_model, roofline_times, shipped_operator_models
+from trioflow.costmodel.operators.curves import sized_rows
+from trioflow.costmodel.operators.model import (
+    ProportionalModel,
+    load_operator_model,
+    roofline_times,
+    shipped_operator_models,
+)
 from trioflow.costmodel.operators.precision import (
     class_precision,
     in_precision,
@@ -28,7 +33,6 @@ from trioflow.costmodel.operators.precision import (
     sustained_time,
 )
 from trioflow.costmodel.operators.products import PRODUCTS
-from trioflow.costmodel.operators.unfitted import ProportionalModel
 from trioflow.costmodel.uncertainty import (
     ANCHOR_WAYS,
     SHIPPED_BAND,

@@ -11,8 +11,7 @@ import pytest
 from trioflow.base.errors import PlatformError
 from trioflow.hardware.machine import Link, is_rank_node
 from trioflow.hardware.platform import BUILDERS as ALL
-from trioflow.hardware.topologies.edge_list import build_edge_list, read_edge_list
-from trioflow.hardware.topologies.grids import build_double_ring
+from trioflow.hardware.topologies.grids import build_double_ring, build_edge_list, read_edge_list
 from trioflow.hardware.topologies.nodes import (
     build_dragonfly,
     build_fat_tree,

@@ -19,7 +19,7 @@ from trioflow import Options, load_named_platform, tables
 from trioflow.base.errors import InputError
 from trioflow.base.precision_recipes import NANOTRON
 from trioflow.cli.main import main
-from trioflow.costmodel.spread import Spread
+from trioflow.costmodel.uncertainty import Spread
 from trioflow.engine.result import measure_concurrency
 from trioflow.engine.simulate import SimulationOptions
 from trioflow.hardware.machine import Device, Link, Platform

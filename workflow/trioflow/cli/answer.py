@@ -41,9 +41,9 @@ from trioflow.cli.output import (
     write_output,
     write_page,
 )
+from trioflow.costmodel.device_times import write_operator_times
 from trioflow.costmodel.features import classify
 from trioflow.costmodel.fits.operators import AUTO, METHOD_NAMES, fit_named_model
-from trioflow.costmodel.overrides import write_operator_times
 from trioflow.engine.compiled.run import has_numba
 from trioflow.export.step_files import can_count_links, write_step
 from trioflow.hardware.machine import Device

@@ -19,10 +19,14 @@ from trioflow.cli.choices import (
     spell_network,
 )
 from trioflow.cli.output import add_command, list_forms, print_warnings, write_output
-from trioflow.costmodel.collectives.methods import METHODS
 from trioflow.costmodel.collectives.model import COLLECTIVES, SHIFT, wire_factor
-from trioflow.costmodel.collectives.nccl import NcclMachine, load_constants, recognise_device
-from trioflow.costmodel.collectives.platform import PlatformCollectives
+from trioflow.costmodel.collectives.platform import (
+    METHODS,
+    NcclMachine,
+    PlatformCollectives,
+    load_constants,
+    recognise_device,
+)
 from trioflow.costmodel.fits.collectives import fit_platform_collectives
 from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate, simulate_interval

@@ -9,12 +9,10 @@ from trioflow.base.errors import InputError, PlatformError, suggest
 from trioflow.base.provenance import PACKAGE, read_json, read_table
 from trioflow.costmodel.collectives.model import NODES_FILE, CollectiveCostModel, load_collective_model
 from trioflow.costmodel.collectives.platform import KIND, PlatformCollectives, load_platform_collectives
-from trioflow.costmodel.device_times import DeviceTimes, lend_recorded_times, prepare_device_times
+from trioflow.costmodel.device_times import DeviceTimes, lend_recorded_times, load_overrides, prepare_device_times
 from trioflow.costmodel.features import RowModel
 from trioflow.costmodel.files import SHIPPED_MODELS
-from trioflow.costmodel.operators.model import load_operator_model
-from trioflow.costmodel.operators.unfitted import UNFITTED
-from trioflow.costmodel.overrides import load_overrides
+from trioflow.costmodel.operators.model import UNFITTED, load_operator_model
 from trioflow.hardware.machine import Device, DeviceSheet, Platform, list_fitting, resolve_device
 from trioflow.hardware.platform import list_platforms, load_platform
 from trioflow.trace.store import Trace

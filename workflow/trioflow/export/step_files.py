@@ -22,7 +22,7 @@ from trioflow import tables
 from trioflow.base.provenance import atomic_path, read_json, write_json
 from trioflow.base.units import NS_PER_S, NS_PER_US
 from trioflow.costmodel.collectives.model import load_collective_model
-from trioflow.costmodel.spread import CAPTURES, pool_captures
+from trioflow.costmodel.uncertainty import CAPTURES, pool_captures
 from trioflow.engine.result import Result
 from trioflow.export.step_tables import build_critical_path, link_rates, measure_links
 from trioflow.network.networks import ContentionFreeNetwork, FairShareNetwork, find_network

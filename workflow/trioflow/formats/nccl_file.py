@@ -10,8 +10,7 @@ from xml.etree.ElementTree import Element
 
 from trioflow.base.errors import PlatformError
 from trioflow.hardware.machine import Link, name_rank_node
-from trioflow.hardware.topologies.edge_list import read_file
-from trioflow.hardware.topologies.grids import check_positive, join, join_all, list_reached
+from trioflow.hardware.topologies.grids import check_positive, join, join_all, list_reached, read_file
 
 _SWITCH_CLASS = "0x068000"
 """PCI class of NVSwitches, as ``tclass`` of an NVLink says it."""

@@ -40,12 +40,12 @@ from trioflow.hardware.machine import (
     name_rank_node,
     walk_numbers,
 )
-from trioflow.hardware.topologies.edge_list import build_edge_list
 from trioflow.hardware.topologies.grids import (
     MOST_PARTS,
     NodeBuilder,
     build_cube_mesh,
     build_double_ring,
+    build_edge_list,
     build_mesh,
     build_ring,
     build_torus,

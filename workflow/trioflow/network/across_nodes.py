@@ -24,7 +24,6 @@ from trioflow.base.errors import InputError, suggest
 from trioflow.base.provenance import read_own_table
 from trioflow.base.units import format_bytes, format_time
 from trioflow.costmodel.choices import load_named_platform
-from trioflow.costmodel.collectives.methods import RELATIVES
 from trioflow.costmodel.collectives.model import (
     SHIFT,
     BetweenNodes,
@@ -34,6 +33,7 @@ from trioflow.costmodel.collectives.model import (
     find_between_nodes,
     wire_factor,
 )
+from trioflow.costmodel.collectives.platform import RELATIVES
 from trioflow.hardware.machine import ALL, InterNode, Platform, name_rank_node
 from trioflow.network.networks import Floats, FlowShape, Pairs, pair_group
 from trioflow.network.routing import Router

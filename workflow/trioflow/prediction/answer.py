@@ -21,8 +21,7 @@ from trioflow import __version__
 from trioflow.base.errors import InputError
 from trioflow.base.plan_row import Plan
 from trioflow.base.units import format_apart, format_bytes, format_time
-from trioflow.costmodel.spread import Spread, choose_spread, draw_normals
-from trioflow.costmodel.uncertainty import load_calibration
+from trioflow.costmodel.uncertainty import Spread, choose_spread, draw_normals, load_calibration
 from trioflow.engine.program import Floats, Ints
 from trioflow.engine.result import CONFIDENCES, Drawn, DrawnGraph, Result, Summary, check_size
 from trioflow.network.collectives import LinkCollectives

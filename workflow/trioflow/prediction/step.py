@@ -30,8 +30,7 @@ from trioflow.base.precision_recipes import DEFAULT_RECIPE, RECIPE_NAMES
 from trioflow.base.provenance import read_json
 from trioflow.base.settings import OPTIMIZERS
 from trioflow.costmodel.collectives.model import load_collective_model
-from trioflow.costmodel.operators.unfitted import UNFITTED
-from trioflow.costmodel.spread import Spread, check_draws
+from trioflow.costmodel.operators.model import UNFITTED
 from trioflow.costmodel.uncertainty import (
     LONG_CONTEXT,
     MANY_NODES,
@@ -44,6 +43,8 @@ from trioflow.costmodel.uncertainty import (
     TENSOR_OVER_NODES,
     TIMER,
     Anchoring,
+    Spread,
+    check_draws,
     load_calibration,
 )
 from trioflow.engine.result import CONFIDENCES, Result, measure_concurrency

@@ -24,7 +24,7 @@ from scipy.stats import ks_2samp
 from trioflow import tables
 from trioflow.base.errors import TableError
 from trioflow.base.provenance import stamp
-from trioflow.costmodel.spread import HEADER, SHIPPED_SPREADS, MeasuredSpread, Spread, draw_normals
+from trioflow.costmodel.uncertainty import HEADER, SHIPPED_SPREADS, MeasuredSpread, Spread, draw_normals
 from trioflow.engine.program import Floats, Ints
 from trioflow.engine.result import DrawnGraph
 from trioflow.parallel.task_graph import TaskGraph

@@ -26,8 +26,7 @@ from trioflow.costmodel.collectives.model import (
     NodeCurve,
     wire_factor,
 )
-from trioflow.costmodel.collectives.nccl import NcclMachine, load_constants
-from trioflow.costmodel.collectives.platform import PlatformCollectives
+from trioflow.costmodel.collectives.platform import NcclMachine, PlatformCollectives, load_constants
 from trioflow.costmodel.fits.collectives import fit_platform_collectives
 from trioflow.datasets.catalogue import NODE_BANDWIDTHS, load_catalogue
 

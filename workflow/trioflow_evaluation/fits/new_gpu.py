@@ -18,8 +18,7 @@ import pandas as pd
 from trioflow.base.errors import InputError
 from trioflow.costmodel.device_times import nearest_model
 from trioflow.costmodel.features import FEATURES, Floats, base_class, resize_batch
-from trioflow.costmodel.fits.held_out import MIN_RESIDUALS, fit_step_band
-from trioflow.costmodel.fits.operators import DeviceData
+from trioflow.costmodel.fits.operators import MIN_RESIDUALS, DeviceData, fit_step_band
 from trioflow.costmodel.new_gpu.carry import ASSUMED, NewGpuBand, NewGpuModel, derive_operator_model, floor_of
 from trioflow.costmodel.new_gpu.rules import (
     CARRY_OVER,
@@ -35,8 +34,7 @@ from trioflow.costmodel.new_gpu.rules import (
     list_rules,
     size_rows,
 )
-from trioflow.costmodel.operators.class_curves import ANY
-from trioflow.costmodel.operators.curves import rounded
+from trioflow.costmodel.operators.curves import ANY, rounded
 from trioflow.costmodel.operators.model import OperatorCostModel
 from trioflow.costmodel.operators.products import PRODUCTS
 from trioflow.costmodel.uncertainty import COVERAGE, SHORTEST_S, StepBand, student_quantile

@@ -19,13 +19,20 @@ import numpy as np
 import pandas as pd
 from trioflow import tables
 from trioflow.base.units import ns_to_s
-from trioflow.costmodel.collectives.methods import METHODS, RANKS, RANKS_BEYOND, SIZE, SIZE_BEYOND, size_class
-from trioflow.costmodel.collectives.platform import PlatformCollectives
+from trioflow.costmodel.collectives.platform import (
+    METHODS,
+    RANKS,
+    RANKS_BEYOND,
+    SIZE,
+    SIZE_BEYOND,
+    PlatformCollectives,
+    size_class,
+)
 from trioflow.costmodel.features import FEATURES, Floats, OperatorModel, base_class, resize_batch
 from trioflow.costmodel.fits.collectives import each_curve, fit_platform_collectives, halve, median_points
 from trioflow.costmodel.fits.operators import DEVICE_METHODS, DeviceData, fit_and_hold_out, fit_device_data, fit_table
-from trioflow.costmodel.operators.class_curves import recorded_times, sized_rows
-from trioflow.costmodel.operators.unfitted import ProportionalModel, fit_recorded
+from trioflow.costmodel.operators.curves import recorded_times, sized_rows
+from trioflow.costmodel.operators.model import ProportionalModel, fit_recorded
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace
 

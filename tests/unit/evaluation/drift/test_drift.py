@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from trioflow import tables
 from trioflow.base.errors import TableError
-from trioflow.costmodel.spread import load_spreads
+from trioflow.costmodel.uncertainty import load_spreads
 from trioflow_evaluation.drift.judge import (
     JOBS_FOLDER,
     JOINT,

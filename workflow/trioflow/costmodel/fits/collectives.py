@@ -12,29 +12,6 @@ import pandas as pd
 
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.units import NS_PER_S, ns_to_s
-from trioflow.costmodel.collectives.methods import (
-    AT,
-    LARGE_BYTES,
-    METHODS,
-    OPERATION,
-    RANKS,
-    RANKS_BEYOND,
-    RELATIVES,
-    SHAPES,
-    SITUATIONS,
-    SIZE,
-    SIZE_BEYOND,
-    AlphaBeta,
-    BandKey,
-    Line,
-    Measured,
-    Method,
-    Nccl,
-    OneBandwidth,
-    place,
-    rank_situation,
-    size_class,
-)
 from trioflow.costmodel.collectives.model import (
     COLLECTIVES,
     INTERPOLATIONS,
@@ -46,17 +23,38 @@ from trioflow.costmodel.collectives.model import (
     interpolate_time,
     wire_factor,
 )
-from trioflow.costmodel.collectives.nccl import (
+from trioflow.costmodel.collectives.platform import (
+    AT,
+    LARGE_BYTES,
+    METHODS,
+    OPERATION,
     PARTS,
     PROTOCOLS,
+    RANKS,
+    RANKS_BEYOND,
+    RELATIVES,
+    SHAPES,
+    SITUATIONS,
+    SIZE,
+    SIZE_BEYOND,
+    AlphaBeta,
+    BandKey,
     Calibration,
     Choices,
+    Line,
+    Measured,
+    Method,
+    Nccl,
     NcclMachine,
+    OneBandwidth,
+    PlatformCollectives,
     choose,
     load_constants,
+    place,
+    rank_situation,
     scale_choices,
+    size_class,
 )
-from trioflow.costmodel.collectives.platform import PlatformCollectives
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.fits.curves import choose_least, solve, solve_nonnegative
 from trioflow.costmodel.operators.curves import rounded

@@ -21,7 +21,7 @@ from trioflow.base.units import s_to_ns
 from trioflow.costmodel.features import FEATURES, Floats, RowModel
 from trioflow.costmodel.files import SHIPPED_MODELS, read_content, to_json
 from trioflow.costmodel.new_gpu.rules import DEFAULT_RULE, Exponents, apply_rule, key_of, size_rows
-from trioflow.costmodel.operators.class_curves import ANY, NOTHING_S
+from trioflow.costmodel.operators.curves import ANY, NOTHING_S
 from trioflow.costmodel.operators.model import rescale_rows, resize_rows, with_times
 from trioflow.costmodel.uncertainty import ASSUMED_FACTOR, Interval, StepBand, anchor_step, combine_intervals
 from trioflow.hardware.machine import DeviceSheet, find_device

@@ -10,7 +10,7 @@ import pandas as pd
 
 from trioflow.base.plugins import list_plugins, load_plugin
 from trioflow.costmodel.features import Floats, base_class
-from trioflow.costmodel.operators.class_curves import ANY, recorded_times, sized_rows
+from trioflow.costmodel.operators.curves import ANY, recorded_times, sized_rows
 from trioflow.costmodel.uncertainty import SHORTEST_S
 from trioflow.hardware.machine import FALLBACK_PRECISION, DeviceSheet
 

@@ -1,4 +1,4 @@
-"""The cost model of operators: how long one takes that was not measured, or not at this size.
+"""The cost model of operators: how long one takes that was not measured, or not at this size; and two models without a fit.
 
 Recorded operators at other sizes: monotone in the size, and at most in proportion to it.
 
@@ -9,7 +9,7 @@ sheet bounds times, no operator is faster than its roofline, and none is lost be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,10 +20,10 @@ import pandas as pd
 
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import read_json, stamp, write_json
-from trioflow.costmodel.features import FEATURES, Floats, base_class, feature_matrix
+from trioflow.costmodel.features import FEATURES, Floats, OperatorModel, TraceLike, base_class, feature_matrix
 from trioflow.costmodel.files import SHIPPED_MODELS, from_json, read_content, to_json
 from trioflow.costmodel.new_gpu.rules import CARRY_OVER, TENSOR_CLASSES, device_rates, roofline_s
-from trioflow.costmodel.operators.class_curves import (
+from trioflow.costmodel.operators.curves import (
     ANY,
     CALLS,
     NOTHING_S,
@@ -39,7 +39,15 @@ from trioflow.costmodel.operators.class_curves import (
     sized_rows,
 )
 from trioflow.costmodel.operators.products import FLOP_TOLERANCE, PRODUCTS, read_columns, scale_products
-from trioflow.costmodel.uncertainty import WIDEST_FACTOR, Band, StepBand, find_band, log_distance
+from trioflow.costmodel.uncertainty import (
+    ASSUMED,
+    ASSUMED_FACTOR,
+    WIDEST_FACTOR,
+    Band,
+    StepBand,
+    find_band,
+    log_distance,
+)
 from trioflow.hardware.machine import FALLBACK_PRECISION, DeviceSheet, find_sheet
 
 RowTimes = Callable[[pd.DataFrame], Floats]
@@ -445,3 +453,140 @@ def shipped_operator_models() -> dict[str, Path]:
         if content.get("kind") == KIND and content.get("method") == "shipped":
             found[path.parent.name] = path
     return found
+
+
+Shape = tuple[str, str, str, tuple[float, ...]]
+
+
+def _frame(index: pd.Index, time_s: Floats, low: float, high: float, outside: bool) -> pd.DataFrame:
+    columns = {
+        "time_s": time_s,
+        "low_s": time_s * low,
+        "high_s": time_s * high,
+        "extrapolated": np.full(len(time_s), outside),
+    }
+    return pd.DataFrame(columns, index=index)
+
+
+def _shapes(operators: pd.DataFrame) -> list[Shape]:
+    """Return what must agree for a time to be the same: name, phase, shapes and sizes."""
+    shapes = [""] * len(operators)
+    if "input_shapes" in operators.columns:
+        shapes = [str([[int(n) for n in s] for s in cell]) for cell in operators["input_shapes"]]
+    sizes = map(tuple, feature_matrix(operators).tolist())
+    columns = (operators["name"], operators["phase"], shapes, sizes)
+    return [(str(n), str(p), s, f) for n, p, s, f in zip(*columns, strict=True)]
+
+
+class _Unfitted:
+    """What both baselines share: each row by itself, no interval of their own, no file."""
+
+    by_row: ClassVar[bool] = True
+
+    def step_interval(self, kind: str = "rescale", distance: float | None = None) -> tuple[float, float]:
+        """Return the assumed interval; nothing was held out."""
+        return 1.0 / ASSUMED_FACTOR, ASSUMED_FACTOR
+
+    def step_interval_basis(self, kind: str = "rescale") -> str:
+        """Say that the interval is assumed."""
+        return ASSUMED
+
+
+@dataclass(frozen=True)
+class RecordedModel(_Unfitted):
+    """Recorded times, of the same operator in the same shapes only."""
+
+    times_s: Mapping[Shape, float]  # Median of what was recorded [s]
+    device_name: str
+    method: str = "recorded"
+
+    def known(self, operators: pd.DataFrame) -> Floats:
+        """Return the recorded time of every operator [s]; not a number where there is none."""
+        found = [self.times_s.get(shape, float("nan")) for shape in _shapes(operators)]
+        return np.array(found, np.float64)
+
+    def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
+        """Return recorded times; InputError for an operator never recorded in these shapes."""
+        time_s = self.known(operators)
+        missing = np.flatnonzero(np.isnan(time_s))
+        if len(missing):
+            raise InputError(
+                f"{operators['name'].iloc[missing[0]]} was never recorded in these shapes "
+                f"({len(missing)} of {len(operators)} operators were not)",
+                place=f"row {missing[0]}",
+                fix="use a model that predicts other shapes",
+            )
+        return _frame(operators.index, time_s, 1.0, 1.0, False)
+
+    def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
+        """Return recorded times; InputError where an operator changes its size."""
+        changed = (feature_matrix(operators) != feature_matrix(target)).any(axis=1)
+        if changed.any():
+            raise InputError(
+                f"{int(changed.sum())} operators change their size, which recorded times do not cover",
+                fix="use a model that predicts other shapes",
+            )
+        time_s = np.asarray(recorded_times(operators), np.float64)
+        return _frame(operators.index, time_s, 1.0, 1.0, False)
+
+
+def fit_recorded(traces: Sequence[TraceLike]) -> RecordedModel:
+    """Return the recorded times of some traces of one device."""
+    times: dict[Shape, list[float]] = {}
+    for trace in traces:
+        seconds = recorded_times(trace.operators)
+        for shape, time_s in zip(_shapes(trace.operators), seconds, strict=True):
+            times.setdefault(shape, []).append(time_s)
+    medians = {shape: float(np.median(each)) for shape, each in times.items()}
+    return RecordedModel(medians, traces[0].facts.device_name if traces else "")
+
+
+@dataclass(frozen=True)
+class ProportionalModel(_Unfitted):
+    """Every time times the batch, optimizer's too: TrioSim's public code (commit 3fb3c06), a baseline."""
+
+    device_name: str = ""
+    method: str = "proportional"
+
+    def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
+        """Raise InputError: a proportion needs a recorded time."""
+        raise InputError("proportional times need recorded ones", fix="use a fitted model")
+
+    def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
+        """Return recorded times times the ratio of the batches."""
+        factor = batch_ratio(operators, target)
+        time_s = np.asarray(recorded_times(operators) * factor, np.float64)
+        return _frame(operators.index, time_s, 1.0, 1.0, factor != 1.0)
+
+
+def batch_ratio(operators: pd.DataFrame, target: pd.DataFrame) -> float:
+    """Return the batch of the target over that of the recorded operators: the ratio that most of the growing bytes have.
+
+    Raises TableError when a table lacks the columns of growing parts.
+    """
+    before, after = (np.concatenate([_growing(frame, name) for name in FEATURES]) for frame in (operators, target))
+    grows = before > 0
+    if not grows.any():
+        return 1.0
+    ratios = np.round(after[grows] / before[grows], 6)
+    values, place = np.unique(ratios, return_inverse=True)
+    return float(values[np.argmax(np.bincount(place, weights=before[grows]))])
+
+
+def _growing(operators: pd.DataFrame, feature: str) -> Floats:
+    if f"batch_{feature}" not in operators.columns:
+        raise TableError(f"operator table has no column batch_{feature}")
+    return operators[f"batch_{feature}"].to_numpy(np.float64)
+
+
+UNFITTED = ("recorded", "proportional")
+"""Models that a trace alone makes."""
+
+
+def make_unfitted_model(name: str, traces: Sequence[TraceLike]) -> OperatorModel:
+    """Return the model ``recorded`` or ``proportional``; InputError for another name."""
+    if name == "recorded":
+        return fit_recorded(traces)
+    if name == "proportional":
+        return ProportionalModel(device_name=traces[0].facts.device_name)
+    raise InputError(f"no model is called {name!r}", fix=f"use one of {', '.join(UNFITTED)}")

@@ -46,8 +46,7 @@ from trioflow.costmodel.features import FEATURES, Floats, OperatorModel, RowMode
 from trioflow.costmodel.files import SHIPPED_MODELS, read_content
 from trioflow.costmodel.new_gpu.carry import NewGpuModel, load_new_gpu_model, scale_rows
 from trioflow.costmodel.new_gpu.rules import DEFAULT_RULE, Exponents, reachable_share
-from trioflow.costmodel.operators.class_curves import NOTHING_S, Flags, sized_rows
-from trioflow.costmodel.operators.curves import Curve
+from trioflow.costmodel.operators.curves import NOTHING_S, Curve, Flags, sized_rows
 from trioflow.costmodel.operators.model import (
     OperatorCostModel,
     RowTimes,
