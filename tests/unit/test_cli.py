@@ -26,7 +26,7 @@ from trioflow import __version__
 from trioflow.base.errors import InputError, PlanError, TrioflowError
 from trioflow.cli.export import add_export
 from trioflow.cli.main import build_parser, main, spare_threads
-from trioflow.cli.output import read_count
+from trioflow.cli.output import number
 from trioflow.cli.traces import SHIPPED_WORKLOADS
 from trioflow.costmodel.collectives.model import COLLECTIVES
 from trioflow.costmodel.collectives.platform import METHODS, NcclMachine
@@ -218,14 +218,14 @@ def test_bad_input_is_refused_in_one_sentence(capsys, tmp_path, words, said):
             "simulate a --output out.json",
             "--output out.json: it takes a form, not a file; write --output json > out.json",
         ),
-        ("plan a --gpus 8xH100 --tokens 1X", "argument --tokens: '1X' is no number; write 1e12 or 1T"),
+        ("plan a --gpus 8xH100 --tokens 1X", "argument --tokens: invalid number value: '1X'"),
     ],
 )
 def test_a_mistyped_option_is_answered_with_what_was_meant(capsys, words, said):
     with pytest.raises(SystemExit, match="2"):
         main(words.split())
     assert said in capsys.readouterr().err
-    assert [read_count(text) for text in ("1T", "2.5B", "1e6", "30")] == [1e12, 2.5e9, 1e6, 30]
+    assert [number(text) for text in ("1T", "2.5B", "1e6", "30")] == [1e12, 2.5e9, 1e6, 30]
 
 
 def test_doctor_says_what_is_here_and_what_is_missing(capsys, monkeypatch, tmp_path):

@@ -16,7 +16,8 @@ import yaml
 from browser import Browser, list_faults, list_requests, read_axe, run_driver
 from trioflow.cli.answer import add_run, predict_options
 from trioflow.cli.main import build_parser, main
-from trioflow.ui.page import Command, Studio, serve
+from trioflow.parallel.plan import make_plan
+from trioflow.ui.page import Command, Studio, list_fields, serve
 
 FORM = {"model": "gpt2-b8", "platform": "dgx1-v100", "ranks": 4, "plan": "ddp", "batch": 32}
 
@@ -58,6 +59,7 @@ def test_the_page_answers_as_the_command_that_it_gives(address: str, capsys: pyt
     form = FORM | {"scale_network": 2, "price_per_gpu_hour": 2.5}
     status, found = ask(address, {"form": form})
     assert status == 200 and len(found["items"]) >= 3 and "80 % interval" in found["html"]
+    assert "operator times" in found["html"] and ">cost model" not in found["html"]
     words = found["command"].split()
     assert words[0] == "trioflow" and main([*words[1:], "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -67,6 +69,10 @@ def test_the_page_answers_as_the_command_that_it_gives(address: str, capsys: pyt
     assert [kept["answer"][name] for name in numbers] == pytest.approx([answer[name] for name in numbers])
     assert kept["answer"]["confidence"] == answer["confidence"]
     assert kept["from"]["platform"] == "dgx1-v100"
+
+
+def test_the_first_answer_recomputes_no_more_than_the_command() -> None:
+    assert list_fields(build_parser(["simulate"]))["recompute"].value == make_plan().recompute
 
 
 def test_two_forms_are_compared_and_kept_as_a_page(address: str) -> None:

@@ -31,7 +31,7 @@ def test_every_example_loads(text: str, tmp_path: Path) -> None:
 
 
 def test_the_examples_are_what_they_say() -> None:
-    assert len(blocks("yaml")) == 6
+    assert len(blocks("yaml")) == 7
     (toml,) = blocks("toml")
     assert ENTRY_POINTS in tomllib.loads(toml)["project"]["entry-points"]
 

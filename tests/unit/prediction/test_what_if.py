@@ -49,7 +49,7 @@ def test_operators_take_their_factor_whether_ranks_are_folded_or_not() -> None:
     for fold in (True, False):
         scaled = ask(operator_scales=[("linear", 2.0)], fold=fold)
         assert scaled.compute_s == pytest.approx(plain.compute_s + more_s)
-        assert "what if: operators linear take 2 times as long" in scaled.warnings
+        assert "assumed: operators linear take 2 times as long" in scaled.warnings
     undone = ask(operator_scales=[("*", 2.0), ("*", 0.5)])
     assert undone.compute_s == pytest.approx(plain.compute_s)
 
@@ -66,7 +66,7 @@ def test_the_network_is_as_many_times_as_fast(capsys: pytest.CaptureFixture[str]
     words = ["simulate", TRACE, "--plan", "ddp", "--ranks", "4", "--platform", PLATFORM]
     assert ask(communication_scale=0.5).communication_s == pytest.approx(ask().communication_s / 2)
     assert main([*words, "--scale-network", "2"]) == 0
-    assert "what if: messages take 0.5 times as long" in capsys.readouterr().err
+    assert "assumed: network 2 times as fast" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import trioflow
 from trioflow.base.errors import TrioflowError
 from trioflow.cli.main import main
 from trioflow.cli.plan import format_plans
+from trioflow.cli.search import format_ranking
 from trioflow.costmodel.choices import load_named_platform, read_gpus
 from trioflow.parallel.plan import cut_batch, make_plan
 from trioflow.sweeps.best_plans import BestPlans, choose_batch, choose_shown
@@ -47,12 +48,34 @@ def test_the_screen_has_eighty_columns_and_all_that_was_asked(best: BestPlans) -
         "MFU [%]",
         "days",
         "cost [EUR ]",
-        "energy [MWh]",
+        "energy [kWh]",
         "memory fits",
         "C compute",
         "dgx-h100",
     ):
         assert words in text
+
+
+@pytest.mark.parametrize(
+    ("share", "words"), [(1e-3, (" minutes", "kWh")), (0.1, (" hours", "kWh")), (100, (" days", "MWh"))]
+)
+def test_a_run_is_told_in_units_of_its_size(best: BestPlans, share: float, words: tuple[str, str]) -> None:
+    answer = best.to_dict()
+    row = answer["shown"][0]
+    row = {**row, "run": {name: value * share for name, value in row["run"].items()}}
+    text = " ".join(format_plans(best, {**answer, "shown": [row], "ranking": [row]}, "EUR ").split())
+    assert all(word in text for word in words) and "take 0.0" not in text
+    assert words[0].strip() in format_ranking({**answer, "ranking": [row]})
+
+
+def test_plans_keep_their_place_in_the_ranking_on_the_screen(best: BestPlans) -> None:
+    answer = best.to_dict()
+    first, *others = answer["ranking"]
+    answer["shown"] = [first, {**first, "notation": "DP2 x TP2"}]
+    answer["ranking"] = [first, {**first, "notation": "left out"}, answer["shown"][1], *others]
+    text = format_plans(best, answer, "EUR ")
+    assert "\n  3  DP2 x TP2\n" in text and "Plan 1 against plan 3:" in " ".join(text.split())
+    assert "plan 3" in text and "plan 2" not in text
 
 
 def test_plans_shown_beside_one_another_differ_in_degrees_or_sharding() -> None:

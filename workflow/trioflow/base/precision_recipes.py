@@ -215,7 +215,10 @@ def choose_recipe(name: str, place: str = "--precision") -> PrecisionRecipe:
     """Return a recipe by its name; InputError where there is none."""
     found = RECIPES.get(_AUTOCAST.get(name, name))
     if found is None:
-        recipe, plus, fusion = name.partition("+")
-        fix = f"use {place} {recipe} --fusion {fusion}" if plus else f"use one of {', '.join(RECIPE_NAMES)}"
-        raise InputError(f"{place}: unknown precision {name!r}", fix=fix)
+        raise InputError(
+            f"{place}: unknown precision {name!r}",
+            fix=f"use {place} {name.replace('+', ' --fusion ')}"
+            if "+" in name
+            else f"use one of {', '.join(RECIPE_NAMES)}",
+        )
     return found

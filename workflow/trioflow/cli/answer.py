@@ -258,7 +258,10 @@ def add_fit(parser: argparse.ArgumentParser) -> None:
     )
 
 
-DAY_S, _MINUTE_S, JOULES_PER_MWH = 86400.0, 60.0, 3.6e9
+_MINUTE_S = 60.0
+RUN_TIMES = (("days", 86400.0), ("hours", HOUR_S), ("minutes", _MINUTE_S))
+RUN_ENERGIES = (("MWh", 3.6e9), ("kWh", 3.6e6))
+"""Units of a run's time [s] and energy [J], the largest first."""
 _PATIENCE_S = 5.0
 PERFETTO_ENDINGS = (".json", ".json.gz")
 """Of files that hold a timeline for Perfetto."""
@@ -432,12 +435,19 @@ def _describe_waits(answer: Mapping[str, Any]) -> str:
     return f"{', '.join(parts)}, mean over the GPUs" if parts else ""
 
 
+def choose_unit(value: float, units: Sequence[tuple[str, float]]) -> tuple[str, float]:
+    """Return the name and size of the largest unit that a value reaches, else of the smallest."""
+    return next((one for one in units if value >= one[1]), units[-1])
+
+
 def _describe_cost(answer: Mapping[str, Any], currency: str) -> str:
     """Return what a run of many tokens takes."""
     run = answer.get("run")
     if not run:
         return ""
-    text = f"{run['tokens']:.3g} tokens: {run['time_s'] / DAY_S:,.1f} days, {run['gpu_hours']:,.0f} GPU-hours"
+    unit, size = choose_unit(run["time_s"], RUN_TIMES)
+    digits = 0 if run["gpu_hours"] >= 10 else 2
+    text = f"{run['tokens']:.3g} tokens: {run['time_s'] / size:,.1f} {unit}, {run['gpu_hours']:,.{digits}f} GPU-hours"
     if "cost" in run:
         price = run["cost"] / run["gpu_hours"]
         text += f", {currency}{format_count(run['cost']).replace(' ', '')} at {currency}{price:.2f}/GPU-hour"
@@ -447,7 +457,8 @@ def _describe_cost(answer: Mapping[str, Any], currency: str) -> str:
             f" {run['checkpoint_interval_s'] / _MINUTE_S:,.0f} min)"
         )
     if "energy_j" in run:
-        text += f", {run['energy_j'] / JOULES_PER_MWH:,.1f} MWh at {run['power_w']:.0f} W per GPU"
+        unit, size = choose_unit(run["energy_j"], RUN_ENERGIES)
+        text += f", {run['energy_j'] / size:,.1f} {unit} at {run['power_w']:.0f} W per GPU"
     return text
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import DEGREES, name_flag
-from trioflow.cli.output import Options, add_options, list_flags, read_count
+from trioflow.cli.output import Options, add_options, list_flags, number
 from trioflow.costmodel.choices import read_gpus
 from trioflow.hardware.machine import TIES, Link, Platform
 from trioflow.network.across_nodes import INTER_NODE, open_platform
@@ -44,8 +44,8 @@ def list_model_options(several: bool = False) -> Options:
 _RUN = "run of many steps"
 RUN: Options = {
     _RUN: (
-        ("--tokens", (read_count, "N"), "tokens of the whole run, for its days, cost and energy"),
-        ("--budget", (read_count, "M"), "money for the whole run: how many tokens it pays for"),
+        ("--tokens", (number, "N"), "tokens of the whole run, such as 500B or 1T, for its time, cost and energy"),
+        ("--budget", (number, "M"), "money for the whole run: how many tokens it pays for"),
         ("--price-per-gpu-hour", (float, "P"), "price per GPU-hour, for the cost of the run"),
         (
             "--power-w",

@@ -60,7 +60,12 @@ def add_collective(parser: argparse.ArgumentParser) -> None:
         {
             "": (
                 ("collective", "NAME", "all_reduce, all_gather, broadcast, ..."),
-                ("--bytes", (float, "B"), "size of each rank's buffer [bytes], such as 100e6", {"required": True}),
+                (
+                    "--bytes",
+                    (float, "B"),
+                    "bytes of the full buffer, such as 100e6 (all_gather: the gathered result)",
+                    {"required": True},
+                ),
                 ("--ranks", (int, "N"), "ranks of the group", {"required": True}),
                 ("--platform", "NAME|FILE", "a shipped platform or a YAML file", {"required": True}),
             )

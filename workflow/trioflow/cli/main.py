@@ -104,13 +104,14 @@ class _Parser(argparse.ArgumentParser):
         """Refuse what no option takes, where the command's own options are known."""
         options, rest = super().parse_known_args(args, namespace)
         if rest and not self._subparsers:
-            word, count = rest[0].partition("=")[0], str(getattr(options, "gpus", ""))
-            flags = self._option_string_actions
-            short = {"".join(part[:1] for part in flag[2:].split("-")): flag for flag in reversed(flags)}
-            meant = short.get(word.strip("-"))
-            hint = f"did you mean {meant}?" if meant else suggest(word, flags)
-            if count.isdigit() and not word.startswith("-"):
-                hint = f"write --gpus {count}x{word}"
+            word, gpus, flags = (
+                rest[0].partition("=")[0],
+                str(getattr(options, "gpus", "")),
+                self._option_string_actions,
+            )
+            initials = {"".join(part[:1] for part in flag[2:].split("-")): flag for flag in reversed(flags)}
+            near = suggest(initials.get(word.strip("-"), word), flags)
+            hint = near if word.startswith("-") else f"write --gpus {gpus}x{word}" * gpus.isdigit()
             self.error(f"unrecognized arguments: {' '.join(rest)}; {hint}".rstrip("; "))
         return options, rest
 
@@ -217,11 +218,6 @@ def _refuse(problem: str) -> int:
 
 def _list_own_files(options: argparse.Namespace) -> list[str]:
     """Return the files and folders of the user's among a command's arguments, in their order."""
-    found = []
-    for name, value in vars(options).items():
-        if name == "words":
-            continue
-        for word in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(word, str) and "\0" not in word and Path(word).exists():
-                found.append(word)
-    return found
+    values = [value for name, value in vars(options).items() if name != "words"]
+    words = [word for value in values for word in (value if isinstance(value, list | tuple) else [value])]
+    return [word for word in words if isinstance(word, str) and "\0" not in word and Path(word).exists()]

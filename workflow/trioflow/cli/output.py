@@ -59,15 +59,14 @@ def format_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int =
     left = sum(i < left for i in kept)
     cells = [[escape_text(row[i]) for i in kept] for row in (head, *lines_of)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(kept))]
-    lines = []
-    for row in cells:
-        parts = [
+    aligned = [
+        [
             cell.ljust(width) if i < left else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        lines.append("  ".join(parts).rstrip())
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)
+        for row in (cells[0], ["-" * width for width in widths], *cells[1:])
+    ]
+    return "\n".join("  ".join(row).rstrip() for row in aligned)
 
 
 def format_facts(facts: Iterable[tuple[str, str]]) -> str:
@@ -84,6 +83,8 @@ flag without a value, or None where the keywords say it. ``rare`` among the keyw
 ``list_flags`` makes rows of declared fields.
 """
 _TYPES = {"int": int, "float": float}
+_POWERS = {"k": "e3", "M": "e6", "B": "e9", "T": "e12"}
+"""What a prefix behind a count stands for."""
 
 
 def list_flags(record: Any, *names: str) -> list[tuple[Any, ...]]:
@@ -128,13 +129,9 @@ def add_options(parser: argparse.ArgumentParser, *groups: Options) -> None:
             action.rare = rare  # type: ignore[attr-defined]
 
 
-def read_count(text: str) -> float:
-    """Return the number in 1e12, 250k, 10M, 2.5B or 1T; argparse's error where there is none."""
-    factor = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}.get(text[-1:], 1.0)
-    try:
-        return float(text if factor == 1 else text[:-1]) * factor
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number; write 1e12 or 1T") from None
+def number(text: str) -> float:
+    """Return the number in 1e12, 250k, 10M, 2.5B or 1T; ValueError where there is none (argparse names this function)."""
+    return float(re.sub("[kMBT]$", lambda prefix: _POWERS[prefix[0]], text))
 
 
 class HelpAction(argparse.Action):

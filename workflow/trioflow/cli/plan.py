@@ -8,7 +8,7 @@ from typing import Any
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import atomic_path
 from trioflow.base.units import format_bytes, format_count, format_time
-from trioflow.cli.answer import DAY_S, JOULES_PER_MWH, draw_bar, predict_options, print_prediction, wrap
+from trioflow.cli.answer import RUN_ENERGIES, RUN_TIMES, choose_unit, draw_bar, predict_options, print_prediction, wrap
 from trioflow.cli.choices import (
     GPUS,
     INTER_NODES,
@@ -18,7 +18,7 @@ from trioflow.cli.choices import (
     list_inter_node,
     list_model_options,
 )
-from trioflow.cli.output import HTML, JSON, add_command, format_table, read_count, write_output, write_page
+from trioflow.cli.output import HTML, JSON, add_command, format_table, number, write_output, write_page
 from trioflow.cli.search import describe_odds, predict_best, print_search, show_progress
 from trioflow.formats.launch import FRAMEWORKS
 from trioflow.parallel.memory.peak import describe_probability, find_fullest
@@ -62,9 +62,9 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
             "": (
                 ("model", "MODEL", "language model by name or configuration, or a trace"),
                 (flag, metavar, text.partition(", instead")[0], {"required": True}),
-                ("--tokens", (read_count, "N"), "tokens of the training run (default: 1e12)"),
+                ("--tokens", (number, "N"), "tokens of the training run, such as 500B or 1T (default: 1e12)"),
                 ("--price", (float, "P"), "price per GPU-hour, for the cost of the run"),
-                ("--budget", (read_count, "M"), "money for the run: how many tokens it pays for"),
+                ("--budget", (number, "M"), "money for the run: how many tokens it pays for"),
                 ("--currency", "SIGN", "currency of the price (default: US$)", {"default": "US$"}),
                 ("--power-w", (float, "W"), "power draw per GPU [W] (default: the data sheet's limit)"),
                 ("--batch", (int, "B"), "global batch in samples (default: usual for models of this size)"),
@@ -102,8 +102,8 @@ def _run_plan(options: argparse.Namespace) -> None:
     """Find the best plans and print them."""
     write_page(options)
     names = ("tokens", "budget", "price", "power_w", "batch", "memory_margin", "routing", "top", "jobs", *STEP_WORDS)
-    asked = list_given(options, names)
-    asked |= {"frameworks": [name.strip() for name in (options.frameworks or "").split(",") if name.strip()]}
+    frameworks = [name.strip() for name in (options.frameworks or "").split(",") if name.strip()]
+    asked = {**list_given(options, names), "frameworks": frameworks}
     if options.output and Path(options.output).is_file():
         raise InputError(f"--output {options.output} is a file", fix="name a folder")
     best = plan(options.model, options.gpus, watch=show_progress(options), **asked, **list_inter_node(options))
@@ -162,7 +162,7 @@ def format_plans(best: BestPlans, answer: Mapping[str, Any], currency: str) -> s
         [
             wrap(_judge(answer, currency), 0),
             "",
-            *(f"  {number}  {row['notation']}" for number, row in enumerate(rows, 1)),
+            *(f"{place:3}  {row['notation']}" for place, row in zip(_list_places(answer), rows, strict=True)),
             "",
             _format_numbers(answer, currency),
             "",
@@ -182,6 +182,11 @@ def format_plans(best: BestPlans, answer: Mapping[str, Any], currency: str) -> s
     )
 
 
+def _list_places(answer: Mapping[str, Any]) -> list[int]:
+    """Return the places in the ranking of the plans that are shown; what differs from a better one in little is not."""
+    return [answer["ranking"].index(row) + 1 for row in answer["shown"]]
+
+
 def _shorten(count: float) -> str:
     """Return a count with a decimal prefix behind it: 736k, 4.19M, 1T."""
     return format_count(count).replace(" ", "")
@@ -198,14 +203,17 @@ def _judge(answer: Mapping[str, Any], currency: str) -> str:
     )
     text = f"{answer['workload']} on {answer['gpus']} trains fastest with plan 1: {rate}."
     if run := first.get("run"):
-        tokens, days = f"{_shorten(run['tokens'])} tokens", f"{run['time_s'] / DAY_S:,.1f} days"
+        unit, size = choose_unit(run["time_s"], RUN_TIMES)
+        tokens, days = f"{_shorten(run['tokens'])} tokens", f"{run['time_s'] / size:,.1f} {unit}"
         if "budget" in run:
             text += f" {currency}{_shorten(run['budget'])} pays for {tokens} in {days}."
         else:
             text += f" {tokens} take {days}" + (f" and {currency}{_shorten(run['cost'])}." if "cost" in run else ".")
     if len(rows) > 1:
         odds = float(rows[1]["first_faster_probability"])
-        text += f" Plan 1 against plan 2: {describe_odds(odds)} (P(plan 1 faster) = {odds:.0%})."
+        text += (
+            f" Plan 1 against plan {_list_places(answer)[1]}: {describe_odds(odds)} (P(plan 1 faster) = {odds:.0%})."
+        )
     return text
 
 
@@ -213,6 +221,9 @@ def _format_numbers(answer: Mapping[str, Any], currency: str) -> str:
     """Return the plans' numbers side by side, each with its 80 % interval."""
     rows = answer["shown"]
     scale, unit = (1.0, "s") if rows[0]["step_time_s"] >= 1 else (1e-3, "ms")
+    run = rows[0].get("run", {})
+    time, time_s = choose_unit(run.get("time_s", 0.0), RUN_TIMES)
+    energy, energy_j = choose_unit(run.get("energy_j", 0.0), RUN_ENERGIES)
 
     def spread(value: float, row: Mapping[str, Any], write: Callable[[float], str], *, rate: bool = False) -> str:
         """Write a value that grows with the step's time, or with its inverse, with its interval."""
@@ -232,9 +243,9 @@ def _format_numbers(answer: Mapping[str, Any], currency: str) -> str:
         ),
         "MFU [%]": lambda row: spread(100 * row["mfu"], row, lambda value: f"{value:.1f}", rate=True),
         "tokens": lambda row: spread(row["run"]["tokens"], row, _shorten, rate=bool(row["run"]["budget"])),
-        "days": lambda row: spend("time_s", DAY_S, row, lambda value: f"{value:,.1f}"),
+        time: lambda row: spend("time_s", time_s, row, lambda value: f"{value:,.1f}"),
         f"cost [{currency}]": lambda row: spend("cost", 1.0, row, _shorten),
-        "energy [MWh]": lambda row: spend("energy_j", JOULES_PER_MWH, row, lambda value: f"{value:,.3g}"),
+        f"energy [{energy}]": lambda row: spend("energy_j", energy_j, row, lambda value: f"{value:,.3g}"),
         "memory fits": lambda row: f"{row['fit_probability']:.0%}",
     }
     table = []
@@ -243,7 +254,7 @@ def _format_numbers(answer: Mapping[str, Any], currency: str) -> str:
             table.append([name, *(write(row) for row in rows)])
         except (KeyError, TypeError):  # no tokens, price, sheet or memory
             continue
-    return format_table(["", *(f"plan {number}" for number, _ in enumerate(rows, 1))], table)
+    return format_table(["", *(f"plan {place}" for place in _list_places(answer))], table)
 
 
 def _describe_memory(step: Mapping[str, Any]) -> list[str]:
@@ -260,12 +271,11 @@ def _describe_memory(step: Mapping[str, Any]) -> list[str]:
 
 def _describe_limits(answer: Mapping[str, Any]) -> list[str]:
     """Return where the first plan's step goes: a bar, and its parts in per cent."""
-    step_s = answer["best"]["step_time_s"]
-    of_step = answer["parts_s"]
+    step_s, of_step = answer["best"]["step_time_s"], answer["parts_s"]
     parts = {("C", "compute"): sum(time_s for name, time_s in of_step.items() if name not in _PARTS)}
     parts |= {part: of_step[name] for name, part in _PARTS.items() if of_step.get(name, 0.0) >= _LEAST_SHARE * step_s}
     words = [f"{letter} {name} {time_s / step_s:.0%}" for (letter, name), time_s in parts.items()]
-    head = f"time of plan 1: {format_time(step_s)} per step, with communication as far as it is exposed"
+    head = f"time of plan 1: {format_time(step_s)} per step (hidden communication not shown)"
     return [head, draw_bar(parts, step_s), wrap(", ".join(words))]
 
 

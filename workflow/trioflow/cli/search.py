@@ -8,7 +8,7 @@ from trioflow.base.ahead import count_jobs
 from trioflow.base.errors import InputError
 from trioflow.base.plan_row import BUCKETED
 from trioflow.base.units import BYTES_PER_MIB, format_bytes, format_time
-from trioflow.cli.answer import DAY_S
+from trioflow.cli.answer import RUN_TIMES, choose_unit
 from trioflow.cli.choices import DRAWS, GPUS, INTER_NODES, ROUTING, RUN, apply_gpus, list_given, list_model_options
 from trioflow.cli.output import (
     EXPLAIN,
@@ -162,13 +162,11 @@ def predict_best(
 
 def print_search(answer: dict[str, Any], *, everything: bool = True) -> None:
     """Print the ranking and, with ``everything``, what became of each kind of plan and every warning."""
-    ranks = ", ".join(map(str, answer["ranks"]))
     low, high = answer["outline_error"]
     print(
-        f"{answer['workload']} on {ranks} ranks of {answer['platform']}, {answer['batch']} samples a step: "
-        f"{answer['plans']:,} plans estimated, the best {answer['simulated']} simulated"
-    )
-    print(
+        f"{answer['workload']} on {', '.join(map(str, answer['ranks']))} ranks of {answer['platform']}, "
+        f"{answer['batch']} samples a step: "
+        f"{answer['plans']:,} plans estimated, the best {answer['simulated']} simulated\n"
         f"confidence {answer['confidence']}; the quick estimates were within {max(-low, high):.1%} of the simulation\n"
     )
     if answer["ranking"]:
@@ -184,8 +182,7 @@ def print_search(answer: dict[str, Any], *, everything: bool = True) -> None:
             f"{describe_odds(answer['first_beats_second'])}"
         )
     if "first_beats_second_drawn" in answer:
-        share = answer["first_beats_second_drawn"]
-        print(f"and in {share:.0%} of the draws of the same ranks, by their jitter alone")
+        print(f"and in {answer['first_beats_second_drawn']:.0%} of the draws of the same ranks, by their jitter alone")
     if everything:
         print(f"operator times: {answer['cost_model']}; {answer['assumption']}")
     _print_left_out(answer, everything=everything)
@@ -205,6 +202,7 @@ def format_ranking(answer: dict[str, Any], *, everything: bool = True) -> str:
     """Return the ranking as text; columns that no row has are left out, and without ``everything`` those of less weight."""
     rows, recipes = answer["ranking"], "precisions" in answer
     runs = [row["run"] for row in rows if "run" in row]
+    unit, size = choose_unit(min((run["time_s"] for run in runs), default=0.0), RUN_TIMES)
     tokens = any("tokens_per_s" in row for row in rows)
     columns: list[tuple[str, bool, Callable[[int, dict[str, Any]], str]]] = [
         ("", True, lambda place, row: f"{place}{'*' if row['pareto'] else ''}"),
@@ -226,7 +224,7 @@ def format_ranking(answer: dict[str, Any], *, everything: bool = True) -> str:
         ("energy [J]", everything and "energy_j" in answer["compared_by"], lambda _, row: f"{row['energy_j']:.3g}"),
         ("tokens/s/GPU", tokens, lambda _, row: f"{row['tokens_per_s_per_gpu']:,.0f}"),
         ("MFU", tokens, lambda _, row: f"{row['mfu']:.1%}" if "mfu" in row else "-"),
-        ("days", bool(runs), lambda _, row: f"{row['run']['time_s'] / DAY_S:,.1f}"),
+        (unit, bool(runs), lambda _, row: f"{row['run']['time_s'] / size:,.1f}"),
         ("cost", any("cost" in run for run in runs), lambda _, row: f"{row['run']['cost']:,.0f}"),
     ]
     shown = [(head, write) for head, holds, write in columns if holds]

@@ -1,6 +1,5 @@
 """What a question leaves open: which platform a name means, and which cost models serve it."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +45,9 @@ def load_named_platform(name: str, ranks: int) -> Platform:
     """
     usual = find_usual_platform(name)
     if usual is None and not _names_platform(name):
-        gpus = dict.fromkeys(re.sub("-(sxm|pcie).*", "", row["gpu"]).upper() for row in read_table(_USUAL))
+        gpus = dict.fromkeys(
+            row["gpu"].partition("-sxm")[0].partition("-pcie")[0].upper() for row in read_table(_USUAL)
+        )
         raise PlatformError(
             f"no GPU or platform is called {name!r}",
             fix=f"{suggest(name, [*gpus, *list_platforms()])}known GPUs are {', '.join(gpus)}; `trioflow platforms` lists "

@@ -488,7 +488,7 @@ class Prediction:
                     self.fit_probability,
                 ),
             ),
-            ("cost model", self.step.cost_model),
+            ("operator times", self.step.cost_model),
             *(("warning", warning) for warning in self.warnings),
         ]
 

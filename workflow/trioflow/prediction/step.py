@@ -310,8 +310,8 @@ class Options(SimulationOptions):
         supposed = [f"operators {p} take {f:g} times as long" for p, f in self.operator_scales]
         supposed += [f"rank {r} computes {f:g} times as long" for r, f in self.slow_ranks]
         if self.communication_scale != 1:
-            supposed.append(f"messages take {self.communication_scale:.4g} times as long")
-        return [f"what if: {one}" for one in supposed]
+            supposed.append(f"network {1 / self.communication_scale:.4g} times as fast")
+        return [f"assumed: {one}" for one in supposed]
 
     @property
     def inter_node(self) -> dict[str, Any]:

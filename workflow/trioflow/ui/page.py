@@ -56,7 +56,7 @@ _ASKED: tuple[tuple[str, str, Any, float, list[Any]], ...] = (
     ("tensor", "tensor parallel", None, 1 << 10, []),
     ("pipeline", "pipeline parallel", None, 1 << 10, []),
     ("sharding", "sharding", None, 0, []),
-    ("recompute", "recompute", "full", 0, ["none", "selective", "full"]),
+    ("recompute", "recompute", "none", 0, ["none", "selective", "full"]),
 )
 """Arguments of ``simulate`` on the form: label, value at first, the most, and what to choose from."""
 
