@@ -26,7 +26,13 @@ from trioflow.base.input_files import read_rows, read_text
 from trioflow.base.precision_recipes import WORDS
 from trioflow.base.units import ns_to_s, s_to_ns
 from trioflow.costmodel.features import Floats, OperatorModel, RowModel, looks_at_rows
-from trioflow.costmodel.new_gpu.carry import derive_operator_model, load_new_gpu_model, new_gpu_interval, retime_trace
+from trioflow.costmodel.new_gpu.carry import (
+    derive_operator_model,
+    load_new_gpu_model,
+    new_gpu_interval,
+    retime_operators,
+    retime_trace,
+)
 from trioflow.costmodel.operators.model import OperatorCostModel, make_unfitted_model
 from trioflow.costmodel.operators.precision import VERSIONS, class_precision, in_precision, load_tensor_tables
 from trioflow.costmodel.uncertainty import WIDEST_FACTOR, combine_intervals
@@ -153,15 +159,11 @@ def override_trace(trace: Trace, overrides: Overrides) -> Trace:
 
     Operators' starts and the step's time move by what changed.
     """
-    operators = trace.operators.copy()
-    given = overrides.match(operators)
+    given = overrides.match(trace.operators)
     changed = ~np.isnan(given)
-    before = operators["device_ns"].to_numpy(np.int64)
-    after = before.copy()
-    after[changed] = [s_to_ns(float(time_s)) for time_s in given[changed]]
-    shift = np.concatenate([[0], np.cumsum(after - before)[:-1]])
-    operators["device_ns"] = after
-    operators["start_ns"] = np.maximum(operators["start_ns"].to_numpy(np.int64) + shift, 0)
+    before = trace.operators["device_ns"].to_numpy(np.int64)
+    operators = retime_operators(trace.operators, np.where(changed, given, before * 1e-9))
+    after = operators["device_ns"].to_numpy(np.int64)
     gone_s = float((after - before).sum()) * 1e-9
     step_s = max(float(trace.facts.step_time_s) + gone_s, float(after.sum()) * 1e-9)
     share = float(after[changed].sum()) / max(float(after.sum()), 1.0)

@@ -198,7 +198,7 @@ def retime_trace(trace: Trace, target: DeviceSheet | str, *, precision: str | No
     predicted = scale_trace(
         trace.operators, source, target, precision=str(precision), model=model, floor_s=floor_of(trace)
     )
-    operators = _retime_operators(trace.operators, predicted["time_s"])
+    operators = retime_operators(trace.operators, predicted["time_s"])
     facts = _retime_facts(trace, operators)
     if trace.facts.measured_end_to_end_s is not None:
         within = carry_step(trace, source, target, DEFAULT_RULE, str(precision), model)
@@ -266,16 +266,12 @@ def _check(trace: Trace) -> None:
         )
 
 
-def _retime_operators(operators: pd.DataFrame, time_s: pd.Series[float]) -> pd.DataFrame:
-    """Return operators with other times; each starts later by what those before it grew."""
-    result = operators.copy()
-    before = operators["device_ns"].to_numpy(np.int64)
+def retime_operators(operators: pd.DataFrame, time_s: Iterable[float]) -> pd.DataFrame:
+    """Return operators with other times [s]; each starts later by what those before it grew."""
     after = np.array([s_to_ns(float(value)) for value in time_s], dtype=np.int64)
-    shift = np.concatenate([[0], np.cumsum(after - before)[:-1]])
-    starts = np.maximum(operators["start_ns"].to_numpy(np.int64) + shift, 0)
-    result["device_ns"] = after
-    result["start_ns"] = np.maximum.accumulate(starts)
-    return result
+    grown = np.cumsum(after - operators["device_ns"].to_numpy(np.int64))
+    starts = np.maximum(operators["start_ns"].to_numpy(np.int64) + np.concatenate([[0], grown[:-1]]), 0)
+    return operators.assign(device_ns=after, start_ns=np.maximum.accumulate(starts))
 
 
 def _retime_facts(trace: Trace, operators: pd.DataFrame) -> Facts:
