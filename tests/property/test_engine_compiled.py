@@ -14,7 +14,7 @@ from measured_cost import Cost
 from oracles.plain_engine import PLAIN, run_reference
 from trioflow.base.errors import SimulationError
 from trioflow.engine.compiled.run import run_program
-from trioflow.engine.program import Execution, Planner, build_program
+from trioflow.engine.program import Execution, build_program
 from trioflow.engine.result import (
     LaneIntervals,
     LinkTraffic,
@@ -108,7 +108,7 @@ def run_both(graph: TaskGraph, platform: Platform, network: str, **options: Any)
     """Run a graph on the kernels, plain and compiled, and on the oracle; return what all say, or raise what all raise."""
     cost, algorithms = options.pop("cost", None), options.pop("algorithms", None)
     aggregate = options.pop("aggregate", False)
-    planner: Planner = CollectivePlanner(platform, cost)
+    planner = CollectivePlanner(platform, cost)
     if algorithms is not None:
         planner = MessagePlanner(platform, algorithms, make_run_alone(platform), cost)
     program = build_program(graph, planner, ranks=RANKS, **options)

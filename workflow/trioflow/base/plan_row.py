@@ -28,6 +28,7 @@ class ScheduleTraits(NamedTuple):
     waits: str = ""
     pairs: bool = False  # whether a forward and another micro-batch's backward can run together
     repeats: bool = False  # whether it runs forwards again by itself
+    turns_once: bool = False  # whether a rank runs all its forwards before any backward
     # Whether its stages are devices of one process: data moves when the sender has it, a batch is cut by
     # ``torch.chunk``, and one loss of all of it is computed, so that gradients need no scaling
     one_process: bool = False
@@ -39,10 +40,10 @@ class ScheduleTraits(NamedTuple):
 
 
 SCHEDULES = {
-    "gpipe": ScheduleTraits(fixed=True, waits="turn"),
+    "gpipe": ScheduleTraits(fixed=True, waits="turn", turns_once=True),
     "1f1b": ScheduleTraits(fixed=True, waits="each"),
     "interleaved": ScheduleTraits(stages=2, pairs=True),
-    "looped-bfs": ScheduleTraits(stages=2),
+    "looped-bfs": ScheduleTraits(stages=2, turns_once=True),
     "zero-bubble": ScheduleTraits(splits=True),
     "zbv": ScheduleTraits(stages=2, fixed=True, splits=True),
     "dualpipev": ScheduleTraits(stages=2, fixed=True, micro_batches=2, splits=True, pairs=True),

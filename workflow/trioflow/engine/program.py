@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import SimulationError
 from trioflow.base.runs import count_up
-from trioflow.network.collectives import CollectiveFlows
+from trioflow.network.collectives import CollectiveFlows, CollectivePlanner
 from trioflow.network.message_planner import CollectiveMessages, CollectiveRounds
-from trioflow.network.networks import NEVER_S, FlowShape
+from trioflow.network.networks import NEVER_S
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.tables import records
 
@@ -109,27 +109,6 @@ ExchangePlan = CollectiveFlows | CollectiveMessages | CollectiveRounds
 """What one collective puts on the network."""
 
 
-class Planner(Protocol):
-    """Turns collectives into flows, such as ``CollectivePlanner``, or messages."""
-
-    def build(self, collective: str, message_bytes: int, group: Sequence[int]) -> CollectiveFlows | CollectiveMessages:
-        """Return what one collective of a group puts on the network."""
-        ...
-
-    @property
-    def ranks_per_node(self) -> int | None:
-        """Ranks of a node of the platform; None where it has no nodes."""
-        ...
-
-    def kind(self, collective: str, message_bytes: int) -> object:
-        """Return what collectives share whose shapes are the same in any group."""
-        ...
-
-    def shape(self, collective: str, message_bytes: int, group: tuple[int, ...]) -> FlowShape:
-        """Return between whom a collective runs and over which links."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Exchanges:
     """Tasks that start and end together: a collective's members, or a send and its recv."""
@@ -158,7 +137,7 @@ class Exchanges:
         return replace(self, plans=plans, durations_s=self.durations_s * factor)
 
 
-def make_exchanges(tasks: pd.DataFrame, planner: Planner, scale: float) -> Exchanges:
+def make_exchanges(tasks: pd.DataFrame, planner: CollectivePlanner, scale: float) -> Exchanges:
     """Join the tasks of one ``match_id`` into exchanges; ``planner`` is asked once for each different one.
 
     Raises SimulationError when members do not fit together, or there is neither a size nor durations.
@@ -480,11 +459,9 @@ class Program:
 
     def change_times(self, durations_s: Floats, exchanges: Exchanges) -> Program:
         """Return the same tasks with other times, and exchanges with other plans: who waits for whom is worked out once."""
-        assert self.works is not None
-        assert self.missing is not None and self.successors is not None
-        assert self.first_successors is not None
+        known = {name: getattr(self, name) for name in ("works", "missing", "successors", "first_successors")}
         other = copy(self)
-        other.__dict__.update(durations_s=durations_s, exchanges=exchanges)
+        other.__dict__.update(known, durations_s=durations_s, exchanges=exchanges)
         return other
 
     def list_predecessors(self) -> list[list[int]]:
@@ -522,13 +499,13 @@ def select_kinds(
 class Case:
     """Times that a graph is run with: what gives those of its exchanges, and a factor on all others."""
 
-    planner: Planner
+    planner: CollectivePlanner
     compute_scale: float | Sequence[float] = 1.0
 
 
 def build_program(
     graph: TaskGraph,
-    planner: Planner | Exchanges,
+    planner: CollectivePlanner | Exchanges,
     *,
     ranks: int,
     communication_on_compute_stream: bool = False,

@@ -38,7 +38,6 @@ from trioflow.engine.program import (
     Flags,
     Floats,
     Ints,
-    Planner,
     Program,
     build_program,
     change_case,
@@ -107,7 +106,7 @@ class _Planners(Derives):
     collectives: CollectiveCost | None
     uses: int = 0
 
-    def choose(self, bound: Bound, algorithms: Algorithms | None, chunks: Chunks) -> Planner:
+    def choose(self, bound: Bound, algorithms: Algorithms | None, chunks: Chunks) -> CollectivePlanner:
         """Return what turns collectives into messages, or flows without an algorithm; InputError as ``MessagePlanner``."""
         return self.plan_flows(bound) if algorithms is None else self.plan_messages(bound, algorithms, chunks)
 
@@ -209,11 +208,11 @@ def aggregate_program(program: Program, network: AnyNetwork) -> tuple[Program, i
         return program, 0
     assert isinstance(network, FairShareNetwork | ContentionFreeNetwork)
     alone = _find_undisturbed(program)
-    rates = _Rates(network.capacities_bytes_per_s, isinstance(network, FairShareNetwork))
+    widths, shared = np.array(network.capacities_bytes_per_s), isinstance(network, FairShareNetwork)
     plans: list[ExchangePlan] = list(exchanges.plans)
     for number, plan in enumerate(exchanges.plans):
         if alone[number] and isinstance(plan, CollectiveMessages) and plan.flow_count:
-            plans[number] = rates.aggregate(plan) or plan
+            plans[number] = _aggregate(plan, widths, shared) or plan
     replaced = np.array([isinstance(plan, CollectiveRounds) for plan in plans] + [False])
     count = int(replaced[exchanges.plan_of].sum())
     return replace(program, exchanges=replace(exchanges, plans=plans)), count
@@ -258,49 +257,29 @@ def _classify(plans: list[ExchangePlan]) -> Ints:
     return np.array([class_of.get(shape, -1) for shape in shaped], dtype=np.int64)
 
 
-class _Rates:
-    """Rates of collectives that have the links of a network to themselves."""
+def _aggregate(plan: CollectiveMessages, widths: Floats, shared: bool) -> CollectiveRounds | None:
+    """Return a collective with a network's links to itself as one event, or None where its rounds are not alike."""
+    blocks, latencies_s = plan.pattern.round_blocks, plan.latencies_s
+    if blocks is None or (latencies_s != latencies_s[0]).any():
+        return None
+    if not (0 <= latencies_s[0] < math.inf and 0 <= plan.block_bytes < math.inf):
+        return None  # The engines say what is wrong with it.
+    links, crossings = plan.shape.crossings
+    rates = _compute_rates(plan, widths, shared and bool((crossings > 1).any()))
+    if not (rates > 0).all() or (rates != rates[0]).any():
+        return None
+    sizes_bytes = blocks.astype(np.float64) * plan.block_bytes
+    latency_s, moving_s = np.full(len(blocks), latencies_s[0]), sizes_bytes / rates[0]
+    return CollectiveRounds(latency_s, moving_s, sizes_bytes, links, crossings, plan.confidence, plan.warning)
 
-    def __init__(self, widths: Sequence[float], shared: bool) -> None:
-        self._shared = shared
-        self._widths = np.array(widths, dtype=np.float64)
-        self._links: dict[FlowShape, tuple[Ints, Ints]] = {}
 
-    def aggregate(self, plan: CollectiveMessages) -> CollectiveRounds | None:
-        """Return a collective as one event, or None where its rounds are not alike."""
-        blocks = plan.pattern.round_blocks
-        latencies_s = plan.latencies_s
-        if blocks is None or (latencies_s != latencies_s[0]).any():
-            return None
-        if not (0 <= latencies_s[0] < math.inf and 0 <= plan.block_bytes < math.inf):
-            return None  # The engines say what is wrong with it.
-        if plan.shape not in self._links:
-            links, crossings = np.unique(plan.shape.hops, return_counts=True)
-            self._links[plan.shape] = (links, crossings)
-        rates = self._compute(plan)
-        if not (rates > 0).all() or (rates != rates[0]).any():
-            return None
-        sizes_bytes = blocks.astype(np.float64) * plan.block_bytes
-        links, crossings = self._links[plan.shape]
-        return CollectiveRounds(
-            np.full(len(blocks), latencies_s[0]),
-            sizes_bytes / rates[0],
-            sizes_bytes,
-            links,
-            crossings,
-            plan.confidence,
-            plan.warning,
-        )
-
-    def _compute(self, plan: CollectiveMessages) -> Floats:
-        """Return the rate of each pair's message when all move [pairs] [bytes/s]."""
-        caps, shape = plan.max_rates_bytes_per_s, plan.shape
-        if self._shared and (self._links[shape][1] > 1).any():
-            widths = self._widths.tolist()
-            return np.array(compute_max_min_rates(shape.routes, widths, caps.tolist()))
-        # Each pair has its links to itself, and a share of one part is the whole.
-        narrowest = np.minimum.reduceat(self._widths[shape.hops], shape.first_hops[:-1])
-        return np.minimum(caps, narrowest)
+def _compute_rates(plan: CollectiveMessages, widths: Floats, shared: bool) -> Floats:
+    """Return the rate of each pair's message when all move [pairs] [bytes/s]."""
+    caps, shape = plan.max_rates_bytes_per_s, plan.shape
+    if shared:
+        return np.array(compute_max_min_rates(shape.routes, widths.tolist(), caps.tolist()))
+    # Each pair has its links to itself, and a share of one part is the whole.
+    return np.minimum(caps, np.minimum.reduceat(widths[shape.hops], shape.first_hops[:-1]))
 
 
 UNKNOWN_RANKS = "the graph does not say which ranks are identical"

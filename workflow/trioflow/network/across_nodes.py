@@ -11,7 +11,8 @@ Collectives over several nodes: measured inside a node, between nodes as network
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from trioflow.base.derived import Derives, derived
 from trioflow.base.errors import InputError, suggest
 from trioflow.base.provenance import read_own_table
 from trioflow.base.units import format_bytes, format_time
@@ -290,6 +292,10 @@ class AcrossPlan:
     warning: str
 
 
+def _all(*asked: Hashable) -> Hashable:
+    return asked
+
+
 def measures_a_node(cost: object, platform: Platform) -> bool:
     """Return whether a cost is that of collectives inside one node of a platform that has several."""
     return has_several_nodes(platform) and getattr(cost, "platform", "") == platform.node_collectives
@@ -300,7 +306,7 @@ def has_several_nodes(platform: Platform) -> bool:
     return platform.ranks_per_node is not None and platform.ranks > platform.ranks_per_node
 
 
-class NodeGroups:
+class NodeGroups(Derives):
     """Plans collectives of groups that lie on several nodes."""
 
     def __init__(self, platform: Platform, cost: Any, router: Router) -> None:
@@ -315,42 +321,31 @@ class NodeGroups:
         self._slower = [one for one in load_networks() if not one.ordinary]
         if self._asked is not None and self._measured is None:
             self._networks = [_ask_of(self._asked, one) for one in self._networks]
-        self._shares: dict[tuple[int, ...], Shares] = {}
-        self._shapes: dict[tuple[object, ...], FlowShape] = {}
-        self._plans: dict[tuple[object, ...], AcrossPlan] = {}
-        self._times: dict[tuple[object, ...], AcrossTime] = {}  # of groups that lie alike
 
     def holds(self, group: tuple[int, ...]) -> bool:
         """Return whether a group lies on several nodes."""
         return len(self._split(group)) > 1
 
+    @derived(_all, most=sys.maxsize)
     def _split(self, group: tuple[int, ...]) -> Shares:
-        if group not in self._shares:
-            self._shares[group] = split_group(group, self._per_node)
-        return self._shares[group]
+        return split_group(group, self._per_node)
 
+    @derived(
+        lambda collective, group: ("striped" if collective in _STRIPED[:3] else collective, group), most=sys.maxsize
+    )
     def shape(self, collective: str, group: tuple[int, ...]) -> FlowShape:
         """Return who sends to whom in a group that it holds, and over which links."""
-        key = ("striped" if collective in _STRIPED[:3] else collective, group)
-        if key not in self._shapes:
-            pairs = self._pair(collective, group)
-            named = tuple((name_rank_node(a), name_rank_node(b)) for a, b in pairs)
-            self._shapes[key] = FlowShape(named, self._router)
-        return self._shapes[key]
+        named = tuple((name_rank_node(a), name_rank_node(b)) for a, b in self._pair(collective, group))
+        return FlowShape(named, self._router)
 
     def _pair(self, collective: str, group: tuple[int, ...]) -> Pairs:
         if collective in _STRIPED:
             return pair_across(collective, self._split(group))
         return pair_group(collective, group)
 
+    @derived(_all, most=sys.maxsize)
     def plan(self, collective: str, message_bytes: int, group: tuple[int, ...]) -> AcrossPlan:
         """Return one collective of a group that it holds; see ``take_network``."""
-        key = (collective, message_bytes, group)
-        if key not in self._plans:
-            self._plans[key] = self._make(*key)
-        return self._plans[key]
-
-    def _make(self, collective: str, message_bytes: int, group: tuple[int, ...]) -> AcrossPlan:
         spread = spread_group(self._split(group))
         shape, pairs = self.shape(collective, group), self._pair(collective, group)
         if collective in _STRIPED:
@@ -369,16 +364,12 @@ class NodeGroups:
                 wire_s *= max(rates.values()) / find_rate(self._asked, collective)
                 # Bus bandwidths count a ring's bytes, whatever leaves a node.
                 wire_s /= _least_share(collective, spread) if collective == "all_reduce" else 1.0
-        key = (collective, message_bytes, spread, hop_s, wire_s, rate)
-        if key not in self._times:
-            shown, steps = self._platform.corrections, count_steps(collective, spread.ranks)
-            estimate = self._estimate(*key)
-            # Trees of all-reduces have few steps.
-            least_s = steps * shown.get(LEAST_STEP, 0.0) if collective in _STRIPED[1:3] else 0.0
-            waits_s = max(least_s - estimate.time_s, 0.0)
-            waits_s += steps * shown.get("between_nodes_step_s", 0.0)
-            self._times[key] = estimate.correct(shown.get("between_nodes", 1.0), waits_s)
-        time = self._times[key]
+        time = self._estimate(collective, message_bytes, spread, hop_s, wire_s, rate)  # the same of all that lie alike
+        shown, steps = self._platform.corrections, count_steps(collective, spread.ranks)
+        # Trees of all-reduces have few steps.
+        least_s = steps * shown.get(LEAST_STEP, 0.0) if collective in _STRIPED[1:3] else 0.0
+        waits_s = max(least_s - time.time_s, 0.0) + steps * shown.get("between_nodes_step_s", 0.0)
+        time = time.correct(shown.get("between_nodes", 1.0), waits_s)
         note = (
             "as given"
             if self._asked is not None
@@ -402,6 +393,7 @@ class NodeGroups:
         )
         return AcrossPlan(shape, sizes_bytes, time, warning)
 
+    @derived(_all, most=sys.maxsize)
     def _estimate(
         self, collective: str, message_bytes: int, spread: Spread, hop_s: float, wire_s: float, rate_bytes_per_s: float
     ) -> AcrossTime:

@@ -35,6 +35,10 @@ class RelinkedCollectives:
     bandwidth: float  # of the slowest connection inside a node, over that of the measured machine
     hop_s: float  # what every step of a collective takes longer, or shorter [s]
     warning: str  # what the reader must know
+    # What was measured, with which communication library, and the way to predict from it
+    platform: str = ""
+    library: str = ""
+    method: str = "measured"
 
     def time_s(self, collective: str, ranks: int, message_bytes: float) -> CollectiveTime:
         """Return a collective's time, beyond an empty message's in proportion with the bandwidth.
@@ -49,21 +53,6 @@ class RelinkedCollectives:
         time_s = max(start_s + hops_s, start_s / 2) + (base.time_s - start_s) / self.bandwidth
         factor = time_s / base.time_s
         return CollectiveTime(time_s, base.low_s * min(factor, 1.0), base.high_s * max(factor, 1.0), UNCALIBRATED)
-
-    @property
-    def platform(self) -> str:
-        """What was measured."""
-        return str(getattr(self.base, "platform", ""))
-
-    @property
-    def library(self) -> str:
-        """Communication library that was measured."""
-        return str(getattr(self.base, "library", ""))
-
-    @property
-    def method(self) -> str:
-        """Way to predict from what was measured."""
-        return str(getattr(self.base, "method", "measured"))
 
 
 @dataclass(frozen=True)
@@ -114,7 +103,8 @@ def hold_to_links(cost: CollectiveCost, platform: Platform) -> CollectiveCost:
         f"{platform.name} inside a node have, where they differ most, {' and '.join(changes)}: "
         "times are scaled by it, which no measurement backs"
     )
-    return RelinkedCollectives(cost, bandwidth, hop_s, warning)
+    named = {name: str(getattr(cost, name)) for name in ("platform", "library", "method") if hasattr(cost, name)}
+    return RelinkedCollectives(cost, bandwidth, hop_s, warning, **named)
 
 
 def _find_measured_machine(platform: Platform) -> Platform | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import groupby
 from typing import NamedTuple
 
@@ -297,7 +297,7 @@ class MessagePlanner(CollectivePlanner):
                     )
         super().__init__(platform, cost, bound)
         self._algorithms, self._run_alone, self._chunks = algorithms, run_alone, chunks
-        self._patterns: dict[tuple[object, ...], MessagePattern] = {}
+        self._find_pattern = cache(MessagePattern)
 
     def _build(  # type: ignore[override]
         self, collective: str, message_bytes: int, group: tuple[int, ...]
@@ -381,14 +381,6 @@ class MessagePlanner(CollectivePlanner):
             pairs = tuple((nodes[source], nodes[target]) for source, target in pattern.pairs)
             self._shapes[pattern, group] = FlowShape(pairs, self.router)
         return pattern, self._shapes[pattern, group]
-
-    def _find_pattern(
-        self, collective: str, name: str, ranks: int, per_node: int | None, *numbers: int
-    ) -> MessagePattern:
-        key = (collective, name, ranks, per_node, *numbers)
-        if key not in self._patterns:
-            self._patterns[key] = MessagePattern(collective, name, ranks, per_node, *numbers)
-        return self._patterns[key]
 
     def _count_per_node(self, collective: str, group: tuple[int, ...], algorithm: str) -> int | None:
         """Return how many members of a group are in each node, for hierarchical algorithms."""

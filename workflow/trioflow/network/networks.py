@@ -276,6 +276,12 @@ class FlowShape:
         return np.array([link for route in self.routes for link in route], dtype=np.int64)
 
     @cached_property
+    def crossings(self) -> tuple[Ints, Ints]:
+        """The links of all routes, each once, and how often they come [links]."""
+        links, counts = np.unique(self.hops, return_counts=True)
+        return links, counts
+
+    @cached_property
     def first_hops(self) -> Ints:
         """Where the route of each flow begins in ``hops`` [flows + 1]."""
         return count_up(np.array([*map(len, self.routes)], dtype=np.int64))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from hashlib import blake2b
 from itertools import chain, product
 
@@ -33,11 +33,10 @@ class WaySearch:
 
     def __init__(self, forth: Mapping[str, Sequence[Way]], back: Mapping[str, Sequence[Way]]) -> None:
         self.forth, self.back = forth, back
-        self._from: dict[str, _Ball] = {}
-        self._to: dict[str, _Ball] = {}
+        self._from, self._to = cache(_Ball), cache(_Ball)  # one of its own around each start and each end
+        self._collect = cache(self._find_onward)
         self._costs: dict[tuple[str, str], float] = {}
         self._above: dict[tuple[str, str], float] = {}  # what no way between two nodes is within
-        self._onward: dict[tuple[str, str], Mapping[str, Sequence[Way]]] = {}
 
     def measure(self, start: str, end: str, limit: float) -> float:
         """Return the cost of the best way between two nodes; infinite where it is above the limit."""
@@ -45,8 +44,7 @@ class WaySearch:
             return self._costs[start, end]
         if limit <= self._above.get((start, end), -1):
             return math.inf
-        here = self._from.get(start) or self._from.setdefault(start, _Ball(start))
-        there = self._to.get(end) or self._to.setdefault(end, _Ball(end))
+        here, there = self._from(start), self._to(end)
         there.asked += limit == math.inf
         if limit == math.inf and there.asked > _FEW:
             while there.radius < there.costs.get(start, math.inf):
@@ -59,11 +57,8 @@ class WaySearch:
     def onward(self, start: str, end: str) -> Mapping[str, Sequence[Way]]:
         """Return, for the nodes on the best ways, which were measured, the links that lead on."""
         if (start, end) not in self._costs:
-            return self._to[end].nearer
-        if (start, end) not in self._onward:
-            best = self._costs[start, end]
-            self._onward[start, end] = self._collect(end, self._from[start], best)
-        return self._onward[start, end]
+            return self._to(end).nearer
+        return self._collect(start, end)
 
     def _meet(self, here: _Ball, there: _Ball, limit: float) -> float:
         small, large = sorted((here.costs, there.costs), key=len)
@@ -76,8 +71,9 @@ class WaySearch:
             best = min([best, *(one[node] + other[node] for node in new if node in one and node in other)])
         return best if best <= limit else math.inf
 
-    def _collect(self, end: str, here: _Ball, best: float) -> Mapping[str, Sequence[Way]]:
+    def _find_onward(self, start: str, end: str) -> Mapping[str, Sequence[Way]]:
         """Return the links that lead on along the best ways, from the end backwards."""
+        here, best = self._from(start), self._costs[start, end]
         radius = here.radius
         found: dict[str, int] = {end: 0}
         onward: dict[str, list[Way]] = {}
@@ -162,9 +158,8 @@ class Router:
     def __init__(self, links: Iterable[Link], routing: Routing | None = None) -> None:
         self.links = tuple(links)
         self._routing = Routing() if routing is None else routing
-        self._routes: dict[tuple[str, str], tuple[int, ...]] = {}
-        self._neighbours: dict[str, int] = {}
-        self._leaving: dict[tuple[str, bool], _Leaving] = {}
+        self._find, self._leave = cache(self._search), cache(self._follow)
+        self._passes = cache(self._count_neighbours)
         if self._routing.failed:
             known = {(link.source, link.target) for link in self.links}
             for source, target in sorted(self._routing.failed - known):
@@ -172,12 +167,7 @@ class Router:
 
     def route(self, source: str, target: str) -> tuple[int, ...]:
         """Return the numbers of the links between two nodes, in order; none to itself. SimulationError when none lead there."""
-        if source == target:
-            return ()
-        found = self._routes.get((source, target))
-        if found is None:
-            found = self._routes[source, target] = self._find(source, target)
-        return found
+        return () if source == target else self._find(source, target)
 
     @cached_property
     def capacities_bytes_per_s(self) -> list[float]:
@@ -205,29 +195,22 @@ class Router:
 
     def _count_neighbours(self, node: str) -> int:
         """Return how many neighbours a node has that is a passage, 1 or 2; 0 for others."""
-        if node not in self._neighbours:
-            sides = self._ways.forth.get(node, ()), self._ways.back.get(node, ())
-            onto, of = ({other for _, other, _ in side} for side in sides)
-            around = onto | of
-            # Links side by side leave a choice, which only a search makes.
-            alone = (len(onto), len(of)) == tuple(map(len, sides)) and node not in around
-            self._neighbours[node] = len(around) if alone and len(around) < 3 else 0
-        return self._neighbours[node]
+        sides = self._ways.forth.get(node, ()), self._ways.back.get(node, ())
+        onto, of = ({other for _, other, _ in side} for side in sides)
+        around = onto | of
+        # Links side by side leave a choice, which only a search makes.
+        alone = (len(onto), len(of)) == tuple(map(len, sides)) and node not in around
+        return len(around) if alone and len(around) < 3 else 0
 
-    def _leave(self, node: str, *, back: bool) -> _Leaving:
+    def _follow(self, node: str, back: bool) -> _Leaving:
         """Return the ways from a node to the next nodes with a choice, and those to passages.
 
         Back: the ways to the node. One far from any such node counts as such.
         """
-        if (node, back) not in self._leaving:
-            self._leaving[node, back] = self._follow(node, back)
-        return self._leaving[node, back]
-
-    def _follow(self, node: str, back: bool) -> _Leaving:
         ways = self._ways.back if back else self._ways.forth
         exits: list[_Stretch] = []
         passed: dict[str, list[_Stretch]] = {}
-        if not self._count_neighbours(node):
+        if not self._passes(node):
             return [(0, node, ())], passed
         for first in ways.get(node, ()):
             cost, before, onward = 0, node, [first]
@@ -235,7 +218,7 @@ class Router:
             while onward:
                 step, here, index = onward[0]
                 cost, path = cost + step, (index, *path) if back else (*path, index)
-                if not self._count_neighbours(here):
+                if not self._passes(here):
                     exits.append((cost, here, path))
                     break
                 if len(path) > _FAR or here == node:
@@ -245,10 +228,10 @@ class Router:
                 before = here
         return exits, passed
 
-    def _find(self, source: str, target: str) -> tuple[int, ...]:
+    def _search(self, source: str, target: str) -> tuple[int, ...]:
         """Find a route: the best of those from where the source's to where the target's neighbourhood ends."""
-        heads, passed = self._leave(source, back=False)
-        tails, come_by = self._leave(target, back=True)
+        heads, passed = self._leave(source, False)
+        tails, come_by = self._leave(target, True)
         at_once = passed.get(target) or come_by.get(source) or ()
         pairs: list[tuple[_Stretch, _Stretch]]
         pairs = [((cost, target, links), (0, target, ())) for cost, _, links in at_once]
@@ -283,7 +266,7 @@ class Router:
             own = {self.links[index].source: (index,) for index in (*head, *tail)}
             leads.append((own, {} if start == end else self._ways.onward(start, end)))
         route: list[int] = []
-        first_hop = int(self._count_neighbours(source) == 1)
+        first_hop = int(self._passes(source) == 1)
         node = source
         while node != target:
             ways = [own.get(node) or [way[2] for way in onward.get(node, ())] for own, onward in leads]

@@ -25,7 +25,7 @@ from typing import Any, cast
 from trioflow.base.arguments import Flag, declare, documented
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.experiments import Plan
-from trioflow.base.plan_row import SCHEDULES
+from trioflow.base.plan_row import find_traits
 from trioflow.base.precision_recipes import DEFAULT_RECIPE, RECIPE_NAMES
 from trioflow.base.provenance import read_json
 from trioflow.base.settings import OPTIMIZERS
@@ -484,7 +484,7 @@ def choose_counts(plan: Plan, batch: int, operators: int, options: Options) -> t
     whole = batch % (plan.data * plan.micro_batches) == 0
     asked = options.draws or options.record_links or options.schedule or options.anchor == SESSION
     many = plan.micro_batches * operators > _MOST_OPERATORS and plan.micro_batches > 2 * more
-    steady = plan.schedule in SCHEDULES and not SCHEDULES[plan.schedule].splits
+    steady = not find_traits(plan.schedule).splits
     return (fewer, more) if plan.pipeline > 1 and steady and many and whole and not asked else None
 
 

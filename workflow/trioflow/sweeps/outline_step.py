@@ -12,6 +12,7 @@ import numpy as np
 
 from trioflow.base.derived import derived
 from trioflow.base.experiments import Plan
+from trioflow.base.plan_row import find_traits
 from trioflow.parallel.extrapolate import holds_host
 from trioflow.parallel.plan import micro_batch_sizes
 from trioflow.parallel.programs.units import cost_units
@@ -35,9 +36,6 @@ from trioflow.parallel.splits.tensor_parallel import style_of
 from trioflow.parallel.splits.vocabulary import prepare_split
 from trioflow.sweeps.outline import Floats, Outline, UnitWork, find_units, sum_stages
 from trioflow.trace.store import pipeline_units
-
-_KEEPS_UNTIL_END = ("gpipe", "looped-bfs")
-"""Schedules that run all forwards before any backward, after whose first all units stay gathered."""
 
 
 class Shard(NamedTuple):
@@ -132,7 +130,8 @@ def time_stages(outline: Outline, plan: Plan, work: UnitWork, begins: Sequence[i
             inner = _Clocks(beside=clocks.beside)
             _play_forward(inner, parts, Shard())  # the root is gathered once
             plain_s[0] = inner.compute_s
-        if plan.sharding != "zero2" and plan.schedule not in _KEEPS_UNTIL_END:
+        # Behind the first of backwards in a row all units stay gathered.
+        if plan.sharding != "zero2" and not find_traits(plan.schedule).turns_once:
             clocks = _Clocks(beside=clocks.beside)
             _play_backward(clocks, parts, True, clocks.compute_s)
             plain_s[1] = clocks.compute_s

@@ -75,14 +75,13 @@ from trioflow.engine.program import (
     Exchanges,
     Floats,
     Ints,
-    Planner,
     Program,
     build_program,
     change_case,
     check_scale,
 )
 from trioflow.hardware.machine import Link, Platform, narrow_links
-from trioflow.network.collectives import CollectiveFlows
+from trioflow.network.collectives import CollectiveFlows, CollectivePlanner
 from trioflow.network.message_planner import CollectiveMessages
 from trioflow.network.networks import AnyNetwork, ContentionFreeNetwork, FairShareNetwork, FlowShape
 from trioflow.network.routing import Router
@@ -284,7 +283,7 @@ class _Ways:
 
 
 def _find_ways(
-    planner: Planner, collective: str, size: int, groups: Sequence[Sequence[int]], kinds: list[int]
+    planner: CollectivePlanner, collective: str, size: int, groups: Sequence[Sequence[int]], kinds: list[int]
 ) -> _Ways:
     """Return where groups send; ``kinds`` are equal numbers for links alike in themselves [links]."""
     per_node = planner.ranks_per_node
@@ -331,7 +330,7 @@ class _Bundle:
 def fold_plans(
     asked: Sequence[Asked],
     families: Sequence[Family],
-    planners: Sequence[Planner],
+    planners: Sequence[CollectivePlanner],
     links: Sequence[Link],
     slack: frozenset[int] = frozenset(),
 ) -> FoldedTraffic:
@@ -358,7 +357,7 @@ def fold_plans(
         if key not in ways_of:
             ways_of[key] = _find_ways(planners[0], collective, size, groups, kinds)
         ways = ways_of[key]
-        by_planner = [[one.build(collective, size, g) for g in ways.examples] for one in planners]
+        by_planner: list[list[Planned]] = [[one.build(collective, size, g) for g in ways.examples] for one in planners]
         built = by_planner[0]
         warnings.update((plan.warning, None) for plan in built if plan.warning)
         said = [tuple(map(_summarize_plan, plans)) for plans in zip(*by_planner, strict=True)]
@@ -390,7 +389,7 @@ def fold_plans(
     return FoldedTraffic(plans_of, list(router.links), crossings, list(warnings), passed)
 
 
-def _by_planner(plans: Sequence[Sequence[Planned]], planners: Sequence[Planner]) -> list[list[Planned]]:
+def _by_planner(plans: Sequence[Sequence[Planned]], planners: Sequence[CollectivePlanner]) -> list[list[Planned]]:
     """Turn the planners' plans of each class of exchanges into each planner's plans."""
     return [[of_class[number] for of_class in plans] for number in range(len(planners))]
 
@@ -642,7 +641,7 @@ def _list_exchanges(fold: Fold) -> ExchangeRows:
 
 
 def _fold_exchanges(
-    fold: Fold, planners: Sequence[Planner], links: Sequence[Link], slack: frozenset[int]
+    fold: Fold, planners: Sequence[CollectivePlanner], links: Sequence[Link], slack: frozenset[int]
 ) -> tuple[list[Exchanges], FoldedTraffic]:
     """Return, by each planner, one exchange of each class; and what they put on the links."""
     rows = _list_exchanges(fold)

@@ -354,10 +354,8 @@ def _build_direct(collective: str, members: int, chunks: int) -> Pattern:
 
     Rows go by distance, r to r + 1, then to r + 2, ...: so every rank sends to and hears from one at a time.
     """
-    if collective in ("broadcast", "reduce", "send"):
+    if collective in ("broadcast", "reduce", "send", "scatter", "gather"):
         return _build_star(collective, members, chunks)
-    if collective in ("scatter", "gather"):
-        return _build_parts(collective, members, chunks)
     blocks = members * chunks
     own, every = one_each(members, chunks), fill(blocks, -1)
     rank, distance = np.arange(members), np.arange(1, members)[:, None]
@@ -377,24 +375,16 @@ def _build_direct(collective: str, members: int, chunks: int) -> Pattern:
     return Pattern(members, in_sequence([collect, spread]), every, every, blocks)
 
 
-def _build_parts(collective: str, members: int, chunks: int) -> Pattern:
-    """Return scatter or gather."""
-    child, blocks = np.arange(1, members), members * chunks
-    own, root = one_each(members, chunks), fill(blocks, 0)
-    down = make_messages(0, 0, child, child[:, None], chunks=chunks)
-    if collective == "scatter":
-        return Pattern(members, down, root, own, blocks)
-    return Pattern(members, reverse(down, reduces=False), own, root, blocks)
-
-
 def _build_star(collective: str, members: int, chunks: int) -> Pattern:
-    """Return broadcast, reduce or send."""
-    child = np.arange(1, members)
-    down = make_messages(0, 0, child, np.zeros((len(child), 1)), chunks=chunks)
-    root, every, second = (fill(chunks, end) for end in (0, -1, 1))
-    if collective == "reduce":
-        return Pattern(members, reverse(down, reduces=True), every, root, chunks)
-    return Pattern(members, down, root, second if collective == "send" else every, chunks)
+    """Return what goes between the root and each other rank: all of it, or in scatter and gather its part."""
+    child, apart = np.arange(1, members), collective in ("scatter", "gather")
+    down = make_messages(0, 0, child, child[:, None] if apart else np.zeros((len(child), 1)), chunks=chunks)
+    blocks = members * chunks if apart else chunks
+    root, others = fill(blocks, 0), fill(blocks, 1 if collective == "send" else -1)
+    others = one_each(members, chunks) if apart else others
+    if collective in ("reduce", "gather"):
+        return Pattern(members, reverse(down, reduces=not apart), others, root, blocks)
+    return Pattern(members, down, root, others, blocks)
 
 
 def _build_in_network(collective: str, members: int, chunks: int) -> Pattern:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -352,21 +352,13 @@ def check_entries(count: int) -> None:
 
 def concatenate(batches: Sequence[Messages]) -> Messages:
     """Put batches one after another, as they are."""
-    lengths = np.concatenate([np.diff(batch.first) for batch in batches] or [np.zeros(0, int)])
-
-    def join(name: str, kind: type[np.generic]) -> NDArray[np.generic]:
-        columns = [getattr(batch, name) for batch in batches]
-        return np.concatenate(columns) if columns else np.zeros(0, kind)
-
-    return Messages(
-        join("step", np.int32).astype(np.int32),
-        join("source", np.int32).astype(np.int32),
-        join("target", np.int32).astype(np.int32),
-        join("channel", np.int8).astype(np.int8),
-        join("reduces", np.bool_).astype(np.bool_),
-        count_up(lengths),
-        join("block", np.int32).astype(np.int32),
-    )
+    kinds = {"step": np.int32, "source": np.int32, "target": np.int32, "channel": np.int8, "reduces": np.bool_}
+    columns: dict[str, Any] = {
+        name: np.concatenate([np.zeros(0, kind), *(getattr(batch, name) for batch in batches)]).astype(kind)
+        for name, kind in {**kinds, "block": np.int32}.items()
+    }
+    lengths = np.concatenate([np.zeros(0, dtype=np.int64), *(np.diff(batch.first) for batch in batches)])
+    return Messages(first=count_up(lengths), **columns)
 
 
 def in_sequence(phases: Sequence[Messages]) -> Messages:

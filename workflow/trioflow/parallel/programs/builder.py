@@ -35,7 +35,15 @@ from trioflow.parallel.schedules.table import TRAIN, Schedule
 from trioflow.parallel.splits.context import ALL_GATHER, ALL_TO_ALL, RING
 from trioflow.parallel.splits.pipeline import Bucket, TiedParameter
 from trioflow.parallel.splits.sharding import OptimizerPartition, ShardedUnit
-from trioflow.parallel.splits.tensor_split import TENSOR, SharedAttention, StageExchange, TensorSplit
+from trioflow.parallel.splits.tensor_split import (
+    AFTER,
+    BEFORE,
+    CONTEXT,
+    TENSOR,
+    SharedAttention,
+    StageExchange,
+    TensorSplit,
+)
 from trioflow.parallel.task_graph import UNKNOWN, GraphMetadata, Grid, TaskGraph, TaskGraphBuilder, fold_representatives
 from trioflow.trace.store import Trace
 
@@ -98,19 +106,26 @@ def _size(
     elif shared.method == ALL_TO_ALL:
         inputs, results = (query, key, value), (query,)
         before, after = (results, inputs) if shared.backward else (inputs, results)
-    sizes = [tuple(tuple(round(s * f) for s in part) for part in (before, after)) for f in factors]
-    copied = sorted({size for pair in sizes for part in pair for size in part})
+    copied = sorted({round(size * factor) for size in (*before, *after) for factor in factors})
+    copy_s = dict(zip(copied, copies_s(copied), strict=True))
+
+    def exchange(collective: str, size_bytes: float) -> StageExchange:
+        sizes = tuple(round(size_bytes * factor) for factor in factors)
+        place = BEFORE if collective == "reduce_scatter" else AFTER
+        times_s = tuple(copy_s[size] for size in sizes)
+        return StageExchange(collective, round(size_bytes), place, group=CONTEXT, sizes_bytes=sizes, copies_s=times_s)
+
+    names = _NAMES.get(shared.method, ("", ""))
     merged = query + (key + value if shared.backward else 0.0)
     added = [round(merged * wide * passes * f) for f in factors]
     merges = copies_s(added) if shared.method == RING else []
     return AttentionWork(
         shared,
         first,
-        [pair[0] for pair in sizes],
-        [pair[1] for pair in sizes],
+        [exchange(names[0], size) for size in before],
+        [exchange(names[1], size) for size in after],
         [round((key + value) * f) for f in factors],
         [round((key + value) * wide * f) if shared.backward else 0 for f in factors],
-        dict(zip(copied, copies_s(copied), strict=True)),
         merges,
     )
 
@@ -118,47 +133,20 @@ def _size(
 def attend(
     rank: StagedRank, op_id: int, micro_batch: int, again: bool, phase: str, called: str, extra_s: float, part: float
 ) -> None:
-    """Write one attention operator: between its collectives, or as the blocks of a ring."""
+    """Write one attention operator, with what is held around it, or the blocks of a ring."""
     work = rank.work.attentions[op_id]
-    key = ("context", rank.data // work.shared.ranks, rank.tensor, op_id, micro_batch, again)
     if work.shared.method == RING:
+        key = ("context", rank.data // work.shared.ranks, rank.tensor, op_id, micro_batch, again)
         _run_ring(rank, work, key, op_id, micro_batch, phase, called, extra_s, part)
         return
-    names = _NAMES[work.shared.method]
-    _exchange(rank, names[0], work.before_bytes[micro_batch], work, (*key, "before"), phase)
-    if work.shared.method == ALL_GATHER:
-        _keep_gathered(rank, op_id, micro_batch, again)
+    whole_bytes = work.keys_bytes[micro_batch] * work.shared.ranks * (work.shared.method == ALL_GATHER)
+    if not work.shared.backward:  # gathered keys and values are held until backward has used them
+        rank.hold("message", whole_bytes)
+        if not again and any(op_id in region.operators for region in rank.work.regions):
+            rank.hold("message", -whole_bytes, later=1)
     rank.operators([op_id], micro_batch, phase, called, extra_s, part)
-    if work.shared.method == ALL_GATHER and work.shared.backward:
-        whole = work.keys_bytes[micro_batch] * work.shared.ranks
-        rank.hold("message", -whole)
-    _exchange(rank, names[1], work.after_bytes[micro_batch], work, (*key, "after"), phase)
-
-
-def _exchange(
-    rank: StagedRank, name: str, sizes: Sequence[int], work: AttentionWork, key: tuple[Any, ...], phase: str
-) -> None:
-    """Run some collectives, each with the copy that brings its buffer into order."""
-    for index, size in enumerate(sizes):
-        copy_s = work.copy_s[size]
-        if name == "reduce_scatter":
-            rank.compute(f"copy into {name}", copy_s, "memcpy", phase=phase)
-        task = rank.collective(name, (*key, index), size, rank.context_group, phase, "context")
-        rank.waits.append(task)
-        if name != "reduce_scatter":
-            rank.compute(f"copy out of {name}", copy_s, "memcpy", phase=phase)
-
-
-def _keep_gathered(rank: StagedRank, op_id: int, micro_batch: int, again: bool) -> None:
-    """Hold gathered keys and values until backward has used them, unless forward runs again before."""
-    work = rank.work.attentions[op_id]
     if work.shared.backward:
-        return
-    whole = work.keys_bytes[micro_batch] * work.shared.ranks
-    rank.hold("message", whole)
-    repeated = any(op_id in region.operators for region in rank.work.regions)
-    if repeated and not again:
-        rank.hold("message", -whole, later=1)
+        rank.hold("message", -whole_bytes)
 
 
 def _run_ring(
@@ -196,7 +184,7 @@ def _run_ring(
     rank.hold("message", -buffers)
 
 
-def _shift(rank: StagedRank, key: tuple[Any, ...], size_bytes: int, phase: str, of: str = "context") -> int:
+def _shift(rank: StagedRank, key: tuple[Any, ...], size_bytes: int, phase: str, of: str = CONTEXT) -> int:
     """Hand a buffer on to the next rank of a group; return the task."""
     group = rank.tensor_group if of == TENSOR else rank.context_group
     return rank.collective(SHIFT, key, size_bytes, group, phase, of)
@@ -272,13 +260,12 @@ class AttentionWork:
 
     shared: SharedAttention
     first_block: float  # part of its time that a ring's first block takes
-    # Of each micro-batch: messages before it and after it; what a ring hands on before each block,
-    # and of gradients after each [bytes]
-    before_bytes: list[tuple[int, ...]]
-    after_bytes: list[tuple[int, ...]]
+    # Collectives before it and after it
+    before: list[StageExchange]
+    after: list[StageExchange]
+    # Of each micro-batch: what a ring hands on before each block, and of gradients after each [bytes]
     keys_bytes: list[int]
     gradients_bytes: list[int]
-    copy_s: dict[int, float]  # copy of a buffer into another order, by its size [s]
     merge_s: list[float]  # adding a block's result to the others' [s]
 
 
@@ -426,9 +413,7 @@ class ProgramBuilder:
 
     def match(self, *key: Any) -> int:
         """Return the ``match_id`` of one exchange, the same for all who name it."""
-        if key not in self._matches:
-            self._matches[key] = self.graph.new_match()
-        return self._matches[key]
+        return self._matches.setdefault(key, len(self._matches))
 
     def add_ranks(self) -> None:
         """Write the whole step of every rank, in order of rank; of ranks that are alike, the first's."""

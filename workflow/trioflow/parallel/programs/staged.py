@@ -41,6 +41,7 @@ from trioflow.parallel.splits.sharding import ShardedUnit
 from trioflow.parallel.splits.tensor_split import (
     AFTER,
     BEFORE,
+    CONTEXT,
     EXPERT_DOMAIN,
     EXPERT_NODES,
     EXPERT_SLICES,
@@ -124,6 +125,7 @@ class StagedRank(RankProgram):
         place = self.expert_group.index(self.rank)
         self.exchange_groups = {
             TENSOR: self.tensor_group,
+            CONTEXT: self.context_group,
             EXPERTS: self.expert_group,
             EXPERT_SLICES: [self.rank - at % plan.expert_cut + i for i in range(plan.expert_cut)],
             EXPERT_NODES: self.expert_group[place % hop :: hop] if domains else [],
@@ -196,7 +198,8 @@ class StagedRank(RankProgram):
         device_s, host_s = times.device_s[op_ids] * part, times.host_s[op_ids]
         if own_s:
             device_s = np.array([own_s.get(op_id, s) for op_id, s in zip(op_ids, device_s.tolist(), strict=True)])
-        names = [called.format(program.names[op_id]) for op_id in op_ids]
+        names = [program.names[op_id] for op_id in op_ids]
+        names = names if called == "{}" else [called.format(name) for name in names]
         edges = [(first, task) for task in dict.fromkeys(self.waits)]
         rest: list[int] = []
         kinds: Any = "compute"
@@ -433,26 +436,26 @@ class StagedRank(RankProgram):
         """Run a collective beside an operator, and the copy that brings its buffer into order."""
         if exchange.blocks > 1:  # goes with the operator itself
             return
-        of_tensor = exchange.group == TENSOR
+        of_experts = exchange.group not in (TENSOR, CONTEXT)
         copy_s = exchange.copies_s[micro_batch] if exchange.copies_s else 0.0
         of = {"phase": phase, "micro_batch": micro_batch}
         size = exchange.sizes_bytes[micro_batch]
-        if not of_tensor:  # what leaves and what arrives are two buffers
+        if of_experts:  # what leaves and what arrives are two buffers
             self.hold("message", size)
         if copy_s and exchange.copied == BEFORE:
             self.compute(f"copy into {exchange.collective}", copy_s, "memcpy", **of)
         group = self.exchange_groups[exchange.group]
-        place = (TENSOR, self.data) if of_tensor else (exchange.group, group[0])
+        place = (TENSOR, self.data) if exchange.group == TENSOR else (exchange.group, group[0])
         # NCCL has a stream for each communicator: what replicas gather and reduce holds up none of these.
         task = self.collective(exchange.collective, (*place, *key), size, group, phase, exchange.group)
         beside = exchange.beside
         (self.waits if beside < 0 else self.beside.setdefault(beside, [])).append(task)
-        self.turns += [] if of_tensor else [task]
+        self.turns += [task] if of_experts else []
         if exchange.awaited and phase == "forward":
             self.read_by_host.append(task)
         if copy_s and exchange.copied == AFTER:
             self.compute(f"copy out of {exchange.collective}", copy_s, "memcpy", **of)
-        if not of_tensor:
+        if of_experts:
             self.hold("message", -size)
 
     def _run_backward(self, kind: str, micro_batch: int) -> None:

@@ -89,6 +89,9 @@ class StageWorks:
             work.attentions = size_attentions(
                 mine, self.factors, self.copies_s, self.trace.facts.recipe, split.first_blocks
             )
+            for op, one in work.attentions.items():
+                work.before[op] = [*work.before.get(op, ()), *one.before]
+                work.after[op] = [*one.after, *work.after.get(op, ())]
             if splits:
                 self._split_backward(work, stage_of, stage)
             if repeats:

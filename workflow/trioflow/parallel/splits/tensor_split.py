@@ -16,7 +16,7 @@ from trioflow.costmodel.features import FEATURES
 from trioflow.parallel.model_graph import ModelGraph, of_model
 
 BEFORE, AFTER, SUMMED = "before", "after", "summed"
-TENSOR, EXPERTS = "tensor", "experts"
+TENSOR, CONTEXT, EXPERTS = "tensor", "context", "experts"
 EXPERT_NODES, EXPERT_DOMAIN = "experts across domains", "experts in a domain"
 EXPERT_SLICES = "slices of experts"
 """Groups of ranks that exchange something beside an operator: where tokens are handed on, where experts are cut by
