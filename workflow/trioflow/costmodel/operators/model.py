@@ -264,9 +264,6 @@ class _ClassEntry:
     held_out: Mapping[str, float | None]
 
 
-_PREDICTION = ("time_s", "low_s", "high_s", "extrapolated")
-
-
 @dataclass(frozen=True)
 class OperatorCostModel:
     """Curves of every class and phase of operators on one device."""
@@ -415,7 +412,7 @@ class OperatorCostModel:
 
 
 def _prediction(index: pd.Index, time_s: Floats, low_s: Floats, high_s: Floats, outside: Any) -> pd.DataFrame:
-    columns = dict(zip(_PREDICTION, (time_s, low_s, high_s, outside), strict=True))
+    columns = {"time_s": time_s, "low_s": low_s, "high_s": high_s, "extrapolated": outside}
     return pd.DataFrame(columns, index=index)
 
 
@@ -456,16 +453,6 @@ def shipped_operator_models() -> dict[str, Path]:
 
 
 Shape = tuple[str, str, str, tuple[float, ...]]
-
-
-def _frame(index: pd.Index, time_s: Floats, low: float, high: float, outside: bool) -> pd.DataFrame:
-    columns = {
-        "time_s": time_s,
-        "low_s": time_s * low,
-        "high_s": time_s * high,
-        "extrapolated": np.full(len(time_s), outside),
-    }
-    return pd.DataFrame(columns, index=index)
 
 
 def _shapes(operators: pd.DataFrame) -> list[Shape]:
@@ -516,7 +503,7 @@ class RecordedModel(_Unfitted):
                 place=f"row {missing[0]}",
                 fix="use a model that predicts other shapes",
             )
-        return _frame(operators.index, time_s, 1.0, 1.0, False)
+        return _prediction(operators.index, time_s, time_s, time_s, False)
 
     def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
         """Return recorded times; InputError where an operator changes its size."""
@@ -527,7 +514,7 @@ class RecordedModel(_Unfitted):
                 fix="use a model that predicts other shapes",
             )
         time_s = np.asarray(recorded_times(operators), np.float64)
-        return _frame(operators.index, time_s, 1.0, 1.0, False)
+        return _prediction(operators.index, time_s, time_s, time_s, False)
 
 
 def fit_recorded(traces: Sequence[TraceLike]) -> RecordedModel:
@@ -556,7 +543,7 @@ class ProportionalModel(_Unfitted):
         """Return recorded times times the ratio of the batches."""
         factor = batch_ratio(operators, target)
         time_s = np.asarray(recorded_times(operators) * factor, np.float64)
-        return _frame(operators.index, time_s, 1.0, 1.0, factor != 1.0)
+        return _prediction(operators.index, time_s, time_s, time_s, factor != 1.0)
 
 
 def batch_ratio(operators: pd.DataFrame, target: pd.DataFrame) -> float:
