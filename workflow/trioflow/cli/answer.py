@@ -74,7 +74,10 @@ def describe_model(facts: Facts) -> str:
     language = read_language_model(facts)
     if language is None or facts.language_model is None:
         return ""
-    recipe = choose_recipe(str(facts.precision_recipe or facts.precision))
+    recipe = choose_recipe(str(facts.precision_recipe or facts.precision)).describe()
+    recipe += " (default: --precision; PyTorch's FSDP: fsdp2-mixed)" * bool(
+        facts.language_model.get("precision_assumed")
+    )
     attention = "deterministic " * bool(facts.language_model.get("deterministic"))
     attention += facts.language_model["attention"]
     fused = _FUSED[str(facts.language_model.get("fusion", EAGER))]
@@ -85,7 +88,7 @@ def describe_model(facts: Facts) -> str:
         lora = facts.language_model["lora"]
         fused += f"; {f'LoRA of rank {lora}: ' if lora else ''}{trained / 1e6:.4g} M parameters train"
     default = " (default: --sequence)" * bool(facts.language_model.get("sequence_assumed"))
-    return f"{language[0].describe()}; sequence {language[1]}{default}, {recipe.describe()}, {attention} attention, {fused}"
+    return f"{language[0].describe()}; sequence {language[1]}{default}, {recipe}, {attention} attention, {fused}"
 
 
 def describe_trace(trace: Trace) -> dict[str, Any]:
@@ -327,7 +330,7 @@ def print_prediction(prediction: Prediction, answer: Mapping[str, Any], options:
                 ("precision", "" if describe_model(facts) else f"{facts.precision or 'not said'}, as traced"),
                 ("stages", _describe_stages(answer, prediction)),
                 ("operator times", answer["cost_model"]),
-                ("peak memory", describe_memory(*(answer[name] for name in names))),
+                ("peak memory", describe_memory(*(answer[name] for name in names), prediction.step.wanted_bytes)),
                 *_describe_filling(answer["memory"]),
                 ("step time", f"{format_time(answer['step_time_s'])}  ({interval}; {answer['confidence']})"),
                 (
@@ -432,7 +435,8 @@ def _describe_throughput(answer: Mapping[str, Any]) -> str:
 def _describe_waits(answer: Mapping[str, Any]) -> str:
     """Return the exposed communication of each degree's groups, which late ranks have less of."""
     parts = [f"{name} {format_time(time_s)}" for name, time_s in answer.get("exposed_by_group_s", {}).items()]
-    return f"{', '.join(parts)}, mean over the GPUs" if parts else ""
+    shared = "; where several wait at once, each counts" * (len(parts) > 1)
+    return f"{', '.join(parts)}, mean over the GPUs{shared}" if parts else ""
 
 
 def choose_unit(value: float, units: Sequence[tuple[str, float]]) -> tuple[str, float]:
@@ -514,14 +518,7 @@ def _describe_filling(memory: Sequence[dict[str, Any]]) -> list[tuple[str, str]]
         if size >= fullest["peak_bytes"] / 100
     ]
     rank = f"rank {fullest['ranks'][0]}, " if len(memory) > 1 else ""
-    return [
-        ("at its peak", ", ".join(parts)),
-        (
-            "reserved",
-            f"{format_bytes(fullest['reserved_bytes'])} by the allocator" if "reserved_bytes" in fullest else "",
-        ),
-        ("peak occurs at", f"{rank}{fullest['when']}"),
-    ]
+    return [("at its peak", ", ".join(parts)), ("peak occurs at", f"{rank}{fullest['when']}")]
 
 
 def _check_outputs(options: argparse.Namespace) -> None:

@@ -254,7 +254,7 @@ def _cut_micro_batches(plan: Plan, options: argparse.Namespace) -> Plan:
     return (
         plan
         if settled or options.last_batch
-        else cut_micro_batches(options.trace, plan, options.batch, options.micro_batch)
+        else cut_micro_batches(options.trace, plan, options.batch, options.micro_batch, options.mode)
     )
 
 

@@ -486,6 +486,7 @@ class Prediction:
                     self.step.outside_bytes,
                     self.step.platform.device.memory_bytes,
                     self.fit_probability,
+                    self.step.wanted_bytes,
                 ),
             ),
             ("operator times", self.step.cost_model),
@@ -493,12 +494,15 @@ class Prediction:
         ]
 
 
-def describe_memory(peak_bytes: int, outside_bytes: int, memory_bytes: int, probability: float | None) -> str:
-    """Return the peak, what the device holds beside it, its size and the probability that it suffices."""
+def describe_memory(
+    peak_bytes: int, outside_bytes: int, memory_bytes: int, probability: float | None, reserved_bytes: int = 0
+) -> str:
+    """Return what the device holds at most, its size and the probability that it suffices."""
     if probability is None:
         return "not estimated"
-    needed, room = format_apart(peak_bytes + outside_bytes, memory_bytes)
-    parts = f" ({format_bytes(peak_bytes)} allocated + {format_bytes(outside_bytes)} CUDA context/NCCL)"
+    needed, room = format_apart(max(peak_bytes, reserved_bytes) + outside_bytes, memory_bytes)
+    reserved = f", {format_bytes(reserved_bytes)} reserved" * (reserved_bytes > peak_bytes)
+    parts = f" ({format_bytes(peak_bytes)} allocated{reserved} + {format_bytes(outside_bytes)} CUDA context/NCCL)"
     verdict = "OUT OF MEMORY, " * (probability < LIKELY) + describe_probability(probability)
     return f"{needed} of {room} per GPU{parts * bool(outside_bytes)}: {verdict}"
 

@@ -21,6 +21,7 @@ from trioflow.parallel.extrapolate import extrapolate, release_sends
 from trioflow.parallel.model_graph import ModelGraph
 from trioflow.parallel.plan import choose_plan, cut_batch, read_stages
 from trioflow.parallel.reference import silence_messages
+from trioflow.parallel.schedules.table import TRAIN
 from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.splits.routing import read_routing, set_routing
 from trioflow.parallel.task_graph import TaskGraph
@@ -73,17 +74,19 @@ def predict(
     """
     made, chosen = read_keywords(plan, ranks, options, changes)
     if not (isinstance(plan, Plan) or changes.keys() & {"accumulate", "micro_batches"} or chosen.last_batch):
-        made = cut_micro_batches(traces, made, batch)
+        made = cut_micro_batches(traces, made, batch, mode=chosen.mode)
     return predict_step(prepare_step(traces, made, platform, batch=batch, options=chosen))
 
 
-def cut_micro_batches(traces: Traces, plan: Plan, batch: int | None, samples: int | None = None) -> Plan:
-    """Return a plan with micro-batches of so many samples; by default of one for a decoder whose plan takes that.
+def cut_micro_batches(
+    traces: Traces, plan: Plan, batch: int | None, samples: int | None = None, mode: str = TRAIN
+) -> Plan:
+    """Return a plan with micro-batches of so many samples; by default of one for a decoder that trains under a plan that takes that.
 
     Raises PlanError where the batch does not divide into those that were asked for.
     """
     model = find_model(traces)
-    if batch is None or (samples is None and (model is None or not is_decoder(model))):
+    if batch is None or (samples is None and (mode != TRAIN or model is None or not is_decoder(model))):
         return plan
     try:
         return cut_batch(plan, batch, samples or 1)

@@ -582,9 +582,10 @@ def draw_roofline(prediction: Prediction) -> Chart:
         }
     )
     dots = drawn.scatter("x", "y", size="size", color="colour", fill_alpha=0.75, source=source)
-    add_hover(drawn, dots, operators="@name", rate="@y{0.0} TFLOP/s", share_of_compute="@share{0.0 %}")
+    add_hover(drawn, dots, operators="@name", rate="@y{0.0} TFLOP/s", share_before_the_split="@share{0.0 %}")
     caption = (
-        f"Operators by class; dot size is the share of the time. The line is the data sheet's roofline: {peak / _TERA:.0f} "
-        f"TFLOP/s in {precision}, {bandwidth / _TERA:.2f} TB/s. Classes without FLOPs are in the table only."
+        "Operators by class, as one GPU runs the whole model, before the plan divides it among GPUs; dot size is the share of "
+        f"their time. Attention counts in full, also where a causal mask halves it. The line is the data sheet's roofline: "
+        f"{peak / _TERA:.0f} TFLOP/s in {precision}, {bandwidth / _TERA:.2f} TB/s. Classes without FLOPs are in the table only."
     )
     return Chart("How near to the GPU's limits", caption, drawn, legend, numbers)

@@ -55,6 +55,7 @@ DRAWN = (
     "peak_memory_bytes",
     "memory_bytes",
     "plan_text",
+    "reason",
 )
 """Columns that the figures read."""
 GROUP_ROWS = 1 << 15
@@ -221,9 +222,8 @@ def plot_sweep(rows: pd.DataFrame, title: str, name: str) -> charts.Page:
     for (trace, platform), case in cases:
         place = case.groupby(["ranks", "kind"], sort=False).cumcount()
         shown = case.loc[place.sort_values(kind="stable").index[: MOST_POINTS // len(cases)]]
-        caption = (
-            f"{len(shown):,} of the {len(case):,} scenarios that fit; lines join the fastest of each kind of plan."
-        )
+        count = f"All {len(case):,}" if len(shown) == len(case) else f"{len(shown):,} of the {len(case):,}"
+        caption = f"{count} scenarios that fit; lines join the fastest of each kind of plan."
         named = f"{trace} on {platform}: throughput per GPU"
         numbers = case[place == 0].sort_values("ranks")[
             ["ranks", "kind", "plan_text", "step_time_s", "low_s", "high_s", "each"]
@@ -248,7 +248,14 @@ def plot_sweep(rows: pd.DataFrame, title: str, name: str) -> charts.Page:
         )
     counts = ", ".join(f"{count:,} {status}" for status, count in rows["status"].value_counts().items())
     asked = f"snakemake results/sweeps/{name}/results.parquet"
-    return charts.Page(title, f"{len(rows):,} scenarios: {counts}.", [], drawn, asked=asked)
+    facts = []
+    for (trace, platform), case in cases:
+        row = case.iloc[0]
+        text = f"{row['plan_text']}: {row['each']:.4g} samples/s per GPU on {row['ranks']} GPUs"
+        facts.append((f"fastest, {trace} on {platform}", text))
+    reasons = rows.loc[rows["status"] != OK, "reason"].value_counts().head(3)
+    facts += [(f"{count:,} without a time", str(reason)) for reason, count in reasons.items()]
+    return charts.Page(title, f"{len(rows):,} scenarios: {counts}.", facts, drawn, asked=asked)
 
 
 def _draw_points(rows: pd.DataFrame, column: str, label: str, kind: str) -> Any:

@@ -213,7 +213,8 @@ class Workshop(Derives):
             plan = resolve_plan(values)
             batch = resolve_batch(values, plan, facts.batch)
             if not (values["micro_batches"] or values["accumulate"] > 1 or options.last_batch):
-                plan = cut_micro_batches(self.trace_files.get(trace, trace), plan, batch, values["micro_batch"] or None)
+                files = self.trace_files.get(trace, trace)
+                plan = cut_micro_batches(files, plan, batch, values["micro_batch"] or None, options.mode)
             row |= {name: getattr(plan, name) for name in PLAN_COLUMNS}
             row |= {"ranks": plan.ranks, "batch": batch, "samples": batch // plan.data, "workload": facts.workload}
             return row | self._simulate(values, trace, options, plan, batch)

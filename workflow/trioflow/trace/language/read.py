@@ -77,16 +77,17 @@ def parse_configuration(text: str, file: str) -> Configuration | Network:
 def trace_of(found: Configuration | Network, asked: Mapping[str, Any]) -> Trace:
     """Return the trace of a configuration's training step; what is ``asked`` of a ``LanguageStep`` wins over the file.
 
-    A sequence that nobody gives is the model's usual one, and ``sequence_assumed`` in the facts. Raises InputError as
-    ``make_trace``.
+    A sequence that nobody gives is the model's usual one, and ``sequence_assumed`` in the facts, as
+    ``precision_assumed``. Raises InputError as ``make_trace``.
     """
     if isinstance(found, Network):
         return make_network_trace(found, {name: value for name, value in asked.items() if value is not None})
     stated = {**found.step, **{name: value for name, value in asked.items() if value is not None}}
     trace = make_trace(found.model, LanguageStep(**{"sequence": found.usual_sequence, **stated}))
     changes: dict[str, Any] = {"warnings": trace.facts.warn(*found.notes)} if found.notes else {}
-    if "sequence" not in stated:
-        changes["language_model"] = {**(trace.facts.language_model or {}), "sequence_assumed": True}
+    assumed = {f"{name}_assumed": True for name in ("sequence", "precision") if name not in stated}
+    if assumed:
+        changes["language_model"] = {**(trace.facts.language_model or {}), **assumed}
     return replace(trace, facts=replace(trace.facts, **changes)) if changes else trace
 
 
