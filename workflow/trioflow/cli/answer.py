@@ -322,7 +322,10 @@ def print_prediction(prediction: Prediction, answer: Mapping[str, Any], options:
     facts = prediction.step.traces[0].facts
     interval = f"80 % interval {format_time(answer['low_s'])} to {format_time(answer['high_s'])}"
     print(f"{answer['workload']} on {answer['platform']}: {answer['plan_text']}")
-    names = ("peak_memory_bytes", "outside_bytes", "memory_bytes", "fit_probability")
+    peak_bytes, outside_bytes, memory_bytes, likely = (
+        answer[name] for name in ("peak_memory_bytes", "outside_bytes", "memory_bytes", "fit_probability")
+    )
+    memory = describe_memory(peak_bytes, outside_bytes, memory_bytes, likely, prediction.step.wanted_bytes)
     print(
         format_facts(
             [
@@ -330,7 +333,7 @@ def print_prediction(prediction: Prediction, answer: Mapping[str, Any], options:
                 ("precision", "" if describe_model(facts) else f"{facts.precision or 'not said'}, as traced"),
                 ("stages", _describe_stages(answer, prediction)),
                 ("operator times", answer["cost_model"]),
-                ("peak memory", describe_memory(*(answer[name] for name in names), prediction.step.wanted_bytes)),
+                ("peak memory", memory),
                 *_describe_filling(answer["memory"]),
                 ("step time", f"{format_time(answer['step_time_s'])}  ({interval}; {answer['confidence']})"),
                 (
