@@ -262,9 +262,11 @@ def add_fit(parser: argparse.ArgumentParser) -> None:
 
 
 _MINUTE_S = 60.0
-RUN_TIMES = (("days", 86400.0), ("hours", HOUR_S), ("minutes", _MINUTE_S))
-RUN_ENERGIES = (("MWh", 3.6e9), ("kWh", 3.6e6))
-"""Units of a run's time [s] and energy [J], the largest first."""
+_UNITS = {
+    "time_s": (("days", 86400.0), ("hours", HOUR_S), ("minutes", _MINUTE_S)),
+    "energy_j": (("MWh", 3.6e9), ("kWh", 3.6e6)),
+}
+"""Of a run's time [s] and energy [J], the largest first."""
 _PATIENCE_S = 5.0
 PERFETTO_ENDINGS = (".json", ".json.gz")
 """Of files that hold a timeline for Perfetto."""
@@ -442,9 +444,10 @@ def _describe_waits(answer: Mapping[str, Any]) -> str:
     return f"{', '.join(parts)}, mean over the GPUs{shared}" if parts else ""
 
 
-def choose_unit(value: float, units: Sequence[tuple[str, float]]) -> tuple[str, float]:
-    """Return the name and size of the largest unit that a value reaches, else of the smallest."""
-    return next((one for one in units if value >= one[1]), units[-1])
+def choose_unit(column: str, *runs: Mapping[str, Any]) -> tuple[str, float]:
+    """Return the name and size of the largest unit that ``time_s`` or ``energy_j`` of all runs reach, else of the smallest."""
+    least = min((run.get(column, 0.0) for run in runs), default=0.0)
+    return next((unit for unit in _UNITS[column] if least >= unit[1]), _UNITS[column][-1])
 
 
 def _describe_cost(answer: Mapping[str, Any], currency: str) -> str:
@@ -452,7 +455,7 @@ def _describe_cost(answer: Mapping[str, Any], currency: str) -> str:
     run = answer.get("run")
     if not run:
         return ""
-    unit, size = choose_unit(run["time_s"], RUN_TIMES)
+    unit, size = choose_unit("time_s", run)
     digits = 0 if run["gpu_hours"] >= 10 else 2
     text = f"{run['tokens']:.3g} tokens: {run['time_s'] / size:,.1f} {unit}, {run['gpu_hours']:,.{digits}f} GPU-hours"
     if "cost" in run:
@@ -464,7 +467,7 @@ def _describe_cost(answer: Mapping[str, Any], currency: str) -> str:
             f" {run['checkpoint_interval_s'] / _MINUTE_S:,.0f} min)"
         )
     if "energy_j" in run:
-        unit, size = choose_unit(run["energy_j"], RUN_ENERGIES)
+        unit, size = choose_unit("energy_j", run)
         text += f", {run['energy_j'] / size:,.1f} {unit} at {run['power_w']:.0f} W per GPU"
     return text
 

@@ -8,7 +8,7 @@ from typing import Any
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import atomic_path
 from trioflow.base.units import format_bytes, format_count, format_time
-from trioflow.cli.answer import RUN_ENERGIES, RUN_TIMES, choose_unit, draw_bar, predict_options, print_prediction, wrap
+from trioflow.cli.answer import choose_unit, draw_bar, predict_options, print_prediction, wrap
 from trioflow.cli.choices import (
     GPUS,
     INTER_NODES,
@@ -203,7 +203,7 @@ def _judge(answer: Mapping[str, Any], currency: str) -> str:
     )
     text = f"{answer['workload']} on {answer['gpus']} trains fastest with plan 1: {rate}."
     if run := first.get("run"):
-        unit, size = choose_unit(run["time_s"], RUN_TIMES)
+        unit, size = choose_unit("time_s", run)
         tokens, days = f"{_shorten(run['tokens'])} tokens", f"{run['time_s'] / size:,.1f} {unit}"
         if "budget" in run:
             text += f" {currency}{_shorten(run['budget'])} pays for {tokens} in {days}."
@@ -221,9 +221,8 @@ def _format_numbers(answer: Mapping[str, Any], currency: str) -> str:
     """Return the plans' numbers side by side, each with its 80 % interval."""
     rows = answer["shown"]
     scale, unit = (1.0, "s") if rows[0]["step_time_s"] >= 1 else (1e-3, "ms")
-    run = rows[0].get("run", {})
-    time, time_s = choose_unit(run.get("time_s", 0.0), RUN_TIMES)
-    energy, energy_j = choose_unit(run.get("energy_j", 0.0), RUN_ENERGIES)
+    runs = [row.get("run", {}) for row in rows]
+    (time, time_s), (energy, energy_j) = choose_unit("time_s", *runs), choose_unit("energy_j", *runs)
 
     def spread(value: float, row: Mapping[str, Any], write: Callable[[float], str], *, rate: bool = False) -> str:
         """Write a value that grows with the step's time, or with its inverse, with its interval."""

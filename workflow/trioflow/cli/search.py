@@ -8,7 +8,7 @@ from trioflow.base.ahead import count_jobs
 from trioflow.base.errors import InputError
 from trioflow.base.plan_row import BUCKETED
 from trioflow.base.units import BYTES_PER_MIB, format_bytes, format_time
-from trioflow.cli.answer import RUN_TIMES, choose_unit
+from trioflow.cli.answer import choose_unit
 from trioflow.cli.choices import DRAWS, GPUS, INTER_NODES, ROUTING, RUN, apply_gpus, list_given, list_model_options
 from trioflow.cli.output import (
     EXPLAIN,
@@ -202,7 +202,7 @@ def format_ranking(answer: dict[str, Any], *, everything: bool = True) -> str:
     """Return the ranking as text; columns that no row has are left out, and without ``everything`` those of less weight."""
     rows, recipes = answer["ranking"], "precisions" in answer
     runs = [row["run"] for row in rows if "run" in row]
-    unit, size = choose_unit(min((run["time_s"] for run in runs), default=0.0), RUN_TIMES)
+    unit, size = choose_unit("time_s", *runs)
     tokens = any("tokens_per_s" in row for row in rows)
     columns: list[tuple[str, bool, Callable[[int, dict[str, Any]], str]]] = [
         ("", True, lambda place, row: f"{place}{'*' if row['pareto'] else ''}"),
