@@ -40,6 +40,9 @@ def test_a_model_stands_for_the_trace_of_the_micro_batch_that_the_plan_runs(fold
     assert prediction.task_graph.metadata.batch == 8  # one sample a micro-batch
     larger = predict(folder, PLAN, "dgx-h100", batch=16, sequence=128, interval=False)
     assert larger.step.traces[0].facts.batch == 2
+    for mode, samples in (("forward", 8), ("train", 1)):
+        asked = predict(folder, "single", "dgx-h100", ranks=1, batch=8, mode=mode, sequence=128, interval=False)
+        assert asked.step.traces[0].facts.batch == samples, "a forward pass runs its batch at once"
     with pytest.raises(InputError, match="sequence of a trace that was captured"):
         predict("gpt2-tiny-b8", make_plan(), "dgx-h100", sequence=128)
 
