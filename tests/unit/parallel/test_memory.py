@@ -174,7 +174,9 @@ def test_the_verdict_counts_it_and_the_answer_shows_it() -> None:
         "81 GB of 80.99 GB per GPU (80 GB allocated + 1 GB CUDA context/NCCL): OUT OF MEMORY, 2 % likely to fit"
     )
     text = describe_memory(40_000_000_000, 10**9, 80_000_000_000, 0.97, 50_000_000_000)
-    assert text == "51 GB of 80 GB per GPU (40 GB allocated, 50 GB reserved + 1 GB CUDA context/NCCL): 97 % likely to fit"
+    assert (
+        text == "51 GB of 80 GB per GPU (40 GB allocated, 50 GB reserved + 1 GB CUDA context/NCCL): 97 % likely to fit"
+    )
     assert describe_memory(10**9, 0, 2 * 10**9, 0.97) == "1 GB of 2 GB per GPU: 97 % likely to fit"
     assert describe_memory(0, 0, 1, 1e-9).endswith("less than 1 % likely to fit")
     assert describe_memory(0, 0, 10**9, None) == "not estimated"
