@@ -165,6 +165,10 @@ class Router:
             for source, target in sorted(self._routing.failed - known):
                 raise SimulationError(f"no link leads from {source} to {target}, so it cannot have failed")
 
+    def __reduce__(self) -> tuple[type[Router], tuple[tuple[Link, ...], Routing]]:
+        """Return what another process is handed: the links, without the routes found."""
+        return type(self), (self.links, self._routing)
+
     def route(self, source: str, target: str) -> tuple[int, ...]:
         """Return the numbers of the links between two nodes, in order; none to itself. SimulationError when none lead there."""
         return () if source == target else self._find(source, target)
