@@ -104,7 +104,7 @@ def test_names_degrees_and_ranks_make_the_plan_that_objects_do():
     for asked, problem in (
         ({"ranks": 8}, "choose how to parallelise"),
         ({"ranks": 8, "tensor": 3}, "TP3 does not divide 8 GPUs"),
-        ({"plan": "ddp", "ranks": 8, "data": 2}, "not the product 2 data = 2"),
+        ({"plan": "ddp", "ranks": 8, "data": 2}, "DP2 = 2 GPUs, not 8"),
         ({"tensr": 3}, r"unknown option 'tensr'; did you mean tensor\?$"),
     ):
         with pytest.raises(trioflow.TrioflowError, match=problem):

@@ -18,7 +18,7 @@ from trioflow.network.algorithms.catalogue import list_algorithm_words, read_alg
 from trioflow.network.message_planner import Chunks
 from trioflow.network.networks import DEFAULT_NETWORK, NETWORKS
 from trioflow.parallel.plan import NAMED, choose_plan, make_plan, read_plan
-from trioflow.parallel.schedules.table import Schedule
+from trioflow.parallel.schedules.table import TRAIN, Schedule
 from trioflow.prediction.assembly import cut_micro_batches, find_model
 from trioflow.prediction.step import STEP_WORDS, check_factor
 from trioflow.prediction.step import Options as Assumptions
@@ -254,7 +254,7 @@ def _cut_micro_batches(plan: Plan, options: argparse.Namespace) -> Plan:
     return (
         plan
         if settled or options.last_batch
-        else cut_micro_batches(options.trace, plan, options.batch, options.micro_batch, options.mode)
+        else cut_micro_batches(options.trace, plan, options.batch, options.micro_batch, options.mode or TRAIN)
     )
 
 
