@@ -12,7 +12,7 @@
 # make docs       write config/README.md and workflow/schemas/ again from their sources
 # make bench     measure speeds and write docs/bench.md
 # make publish   carry results/ of a finished run into README.md, docs/ and the shipped example
-# make release VERSION=0.2.0   write a version into library, citation, conda recipe and changelog
+# make release VERSION=0.2.0 [URL=https://...]   write a version (and where the project lies) into all that names it
 # make clean      remove results and caches; .venv stays
 #
 # PYTHON=/path/to/python3 chooses the interpreter, ARGS="--cores 8" goes to Snakemake.
@@ -100,7 +100,7 @@ publish: $(STAMP)
 	$(BIN)/python docs/publish_results.py
 
 release: $(STAMP)
-	$(BIN)/python docs/release.py $(VERSION)
+	$(BIN)/python docs/release.py "$(VERSION)" $(URL)
 
 clean:
 	rm -rf $(RESULTS) .snakemake .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -1,8 +1,9 @@
-"""Write a version into all places that name it: `make release VERSION=0.2.0`.
+"""Write a version into all places that name it: `make release VERSION=0.2.0 [URL=https://host/owner/trioflow]`.
 
 The places are the library, the citation file, the conda recipe and the changelog, whose
-"unreleased" section gets the version's heading and date, with an empty one above it. Nothing is
-written unless all of them can be. Commit and tag are left to whoever releases.
+"unreleased" section gets the version's heading and date, with an empty one above it. A URL takes the
+place of the project's address in the package, the citation and the recipe. Nothing is written unless
+all of them can be. Commit and tag are left to whoever releases.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 VERSION = re.compile(r"\d+\.\d+\.\d+")
+ADDRESS = re.compile(r"https://[!-~]+[^/]")
 UNRELEASED = re.compile(r"^## (\d+\.\d+\.\d+), unreleased$", re.MULTILINE)
 
 
-def change_files(root: Path, version: str, day: datetime.date) -> dict[Path, str]:
-    """Return the new text of every file that names the version.
+def change_files(root: Path, version: str, day: datetime.date, url: str = "") -> dict[Path, str]:
+    """Return the new text of every file that names the version, or the project's address where a ``url`` is given.
 
-    Raises ValueError, in a sentence, when the version is none or not above the last one, or a file
-    does not name it where it should.
+    Raises ValueError, in a sentence, when the version is none or not above the last one, a file
+    does not name it where it should, or the address is none.
     """
     if not VERSION.fullmatch(version):
         raise ValueError(f"{version!r} is no version; write MAJOR.MINOR.PATCH, such as 0.2.0")
@@ -36,7 +38,12 @@ def change_files(root: Path, version: str, day: datetime.date) -> dict[Path, str
         raise ValueError(f"{version} does not come after {last}")
     following = ".".join([*version.split(".")[:-1], str(int(version.rsplit(".", maxsplit=1)[-1]) + 1)])
     heading = f"## {following}, unreleased\n\n## {version}, {day.isoformat()}"
-    return {
+    package = root / "pyproject.toml"
+    old = _find(package, r'^Homepage = "(.*)"$')
+    if url and not ADDRESS.fullmatch(url):
+        raise ValueError(f"{url!r} is no address; write https://host/owner/trioflow")
+    texts = {
+        package: package.read_text(encoding="utf-8"),
         library: _replace(library, r'^__version__ = ".*"$', f'__version__ = "{version}"'),
         root / "CITATION.cff": _cite(root / "CITATION.cff", version, day),
         root / "envs/conda/meta.yaml": _replace(
@@ -44,6 +51,7 @@ def change_files(root: Path, version: str, day: datetime.date) -> dict[Path, str
         ),
         root / "CHANGELOG.md": changelog.replace(open_section[0], heading, 1),
     }
+    return {file: text.replace(old, url) if url else text for file, text in texts.items()}
 
 
 def _order(version: str) -> tuple[int, ...]:
@@ -73,7 +81,8 @@ def _cite(file: Path, version: str, day: datetime.date) -> str:
 
 if __name__ == "__main__":
     try:
-        written = change_files(ROOT, sys.argv[1] if len(sys.argv) > 1 else "", datetime.date.today())
+        version, url = [*sys.argv[1:3], "", ""][:2]
+        written = change_files(ROOT, version, datetime.date.today(), url)
     except ValueError as error:
         sys.exit(f"release: {error}")
     for path, text in written.items():

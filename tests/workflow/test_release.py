@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 from release import change_files
 
 DAY = datetime.date(2027, 2, 3)
-PLACES = ("workflow/trioflow/__init__.py", "CITATION.cff", "envs/conda/meta.yaml", "CHANGELOG.md")
+PLACES = ("workflow/trioflow/__init__.py", "CITATION.cff", "envs/conda/meta.yaml", "CHANGELOG.md", "pyproject.toml")
 
 
 @pytest.fixture
@@ -47,6 +47,15 @@ def test_a_release_changes_the_version_everywhere_and_nothing_else(project: Path
     again = release(project, "7.3.0")
     assert again["CITATION.cff"].count("date-released") == 1
     assert "## 7.3.1, unreleased\n\n## 7.3.0, 2027-02-03\n\n## 7.2.0, 2027-02-03\n" in again["CHANGELOG.md"]
+
+
+def test_a_release_writes_the_projects_address_wherever_it_stands(project: Path) -> None:
+    texts = change_files(project, "7.2.0", DAY, "https://host.example/owner/trioflow")
+    assert not any("example.org" in text for text in texts.values())
+    urls = tomllib.loads(texts[project / "pyproject.toml"])["project"]["urls"]
+    assert urls["Issues"] == "https://host.example/owner/trioflow/issues"
+    with pytest.raises(ValueError, match="is no address"):
+        change_files(project, "7.2.0", DAY, "github.com/owner")
 
 
 @pytest.mark.parametrize(
