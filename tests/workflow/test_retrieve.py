@@ -88,7 +88,7 @@ def test_a_failure_leaves_one_sentence_and_no_file(project: Project) -> None:
         text = project.snakemake("--cores", "1", f"results/data/some+data/{name}", status=1)
         log = (project.folder / f"results/logs/retrieve/some+data/{name}.log").read_text()
         assert len(served.asked) == 3, "Snakemake tries once more"
-        assert "does not exist (404)" in log and log.strip() in text and "Traceback" not in log
+        assert "the server answers 404" in log and log.strip() in text and "Traceback" not in log
         assert retrieved(project) == {}
 
 

@@ -1,6 +1,7 @@
 """Sweeps through Snakemake: chunks as jobs, nothing lost and nothing predicted twice."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -103,7 +104,7 @@ def test_each_sweep_is_a_target_and_so_are_all(sweep: Project, default_jobs: dic
 def test_a_mistake_in_a_description_is_told_when_its_sweep_is_asked_for(sweep: Project) -> None:
     sweep.edit("config/sweeps/small.yaml", "tensor:", "tenser:")
     text = sweep.snakemake("--dry-run", TABLE, status=1)
-    assert "grid.0.tenser: unknown key; did you mean tensor?" in text
+    assert "grid.0.tenser: unknown key 'tenser'; did you mean tensor?" in text
     sweep.planned()
 
 
@@ -155,7 +156,9 @@ def test_one_process_and_another_order_give_the_bytes_of_snakemakes_jobs(
     collect_sweep(description, chunks, again / "results.parquet", again, size=64)
     for path in [*chunk_files(done), *(done.folder / "results/sweeps/small").glob("*.*")]:
         other = again / path.relative_to(done.folder / "results/sweeps/small")
-        assert other.read_bytes() == path.read_bytes(), path.name
+        # Bokeh numbers the parts of a page by what the process drew before.
+        numbered = re.compile(rb'"p[0-9]{4,}"')
+        assert numbered.sub(b"", other.read_bytes()) == numbered.sub(b"", path.read_bytes()), path.name
 
 
 def test_data_that_is_not_there_is_named_before_anything_runs(sweep: Project) -> None:
