@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from hashlib import blake2b
 from itertools import chain, product
-from typing import Any
 
 from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link, Routing
@@ -159,24 +158,16 @@ class Router:
     def __init__(self, links: Iterable[Link], routing: Routing | None = None) -> None:
         self.links = tuple(links)
         self._routing = Routing() if routing is None else routing
-        self._remember()
+        self._find, self._leave = cache(self._search), cache(self._follow)
+        self._passes = cache(self._count_neighbours)
         if self._routing.failed:
             known = {(link.source, link.target) for link in self.links}
             for source, target in sorted(self._routing.failed - known):
                 raise SimulationError(f"no link leads from {source} to {target}, so it cannot have failed")
 
-    def _remember(self) -> None:
-        self._find, self._leave = cache(self._search), cache(self._follow)
-        self._passes = cache(self._count_neighbours)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what another process is handed: all but the routes found."""
-        return {name: value for name, value in vars(self).items() if name not in ("_find", "_leave", "_passes")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin again without routes."""
-        vars(self).update(state)
-        self._remember()
+    def __reduce__(self) -> tuple[type[Router], tuple[object, ...]]:
+        """Return what another process is handed: the links, without the routes found."""
+        return type(self), (self.links, self._routing)
 
     def route(self, source: str, target: str) -> tuple[int, ...]:
         """Return the numbers of the links between two nodes, in order; none to itself. SimulationError when none lead there."""

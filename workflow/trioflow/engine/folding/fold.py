@@ -206,6 +206,10 @@ class GivenRoutes(Router):
         super().__init__(links)
         self._given = dict(routes)
 
+    def __reduce__(self) -> tuple[type[GivenRoutes], tuple[object, ...]]:
+        """Return what another process is handed: the links and the given routes."""
+        return type(self), (self.links, self._given)
+
     def route(self, source: str, target: str) -> tuple[int, ...]:
         """Return the links of a flow."""
         return self._given[source, target]
