@@ -58,7 +58,7 @@ def derived(
 def key_of(value: Any) -> Hashable:
     """Return what a value is compared by."""
     if isinstance(value, np.ndarray):
-        return value.tobytes()
+        return value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, tuple | list):
         return tuple(map(key_of, value))
     return tuple(value.items()) if isinstance(value, dict) else value

@@ -241,7 +241,11 @@ def _format_numbers(answer: Mapping[str, Any], currency: str) -> str:
             row["tokens_per_s_per_gpu"], row, lambda v: f"{v:,.0f}" if v < _MANY else _shorten(v), rate=True
         ),
         "MFU [%]": lambda row: spread(100 * row["mfu"], row, lambda value: f"{value:.1f}", rate=True),
-        "tokens": lambda row: spread(row["run"]["tokens"], row, _shorten, rate=bool(row["run"]["budget"])),
+        **(
+            {"tokens": lambda row: spread(row["run"]["tokens"], row, _shorten, rate=True)}
+            if "budget" in runs[0]
+            else {}
+        ),
         time: lambda row: spend("time_s", time_s, row, lambda value: f"{value:,.1f}"),
         f"cost [{currency}]": lambda row: spend("cost", 1.0, row, _shorten),
         f"energy [{energy}]": lambda row: spend("energy_j", energy_j, row, lambda value: f"{value:,.3g}"),

@@ -90,8 +90,8 @@ def plan(
     """Return the best plans of a model on some GPUs: what ``trioflow plan`` answers.
 
     ``model``: a language model by name or configuration, or a trace. ``gpus``: number and name, such as ``256xH100``;
-    the name is a GPU, a platform or a platform's file. ``tokens``: length of the training run, 10^12 by default, or what ``budget`` pays for.
-    ``price``: per GPU-hour. ``power_w``: power per GPU [W], by default the data sheet's limit. ``batch``: global batch
+    the name is a GPU, a platform or a platform's file. ``tokens``: length of the training run, 10^12 by default, or
+    what ``budget`` pays for. ``price``: per GPU-hour. ``power_w``: power per GPU [W], by default the data sheet's limit. ``batch``: global batch
     [samples], by default what models of this size are usually trained with. ``memory_margin``: share of each GPU's
     memory to leave free. ``frameworks``: those of ``FRAMEWORKS`` to write launch configurations for; without a
     ``precision`` each uses its own recipe. ``top``: how many plans to simulate in full at least. ``watch``, ``jobs``,

@@ -276,7 +276,8 @@ def search(
     trace's own batch on each of the most ranks. ``top``: plans to simulate in full at least, for each number of ranks
     and recipe. ``price_per_gpu_hour``, ``power_w``: price [1/h] and power [W] of a device, to compare cost and energy
     too. ``cost_model``, ``override``: as for ``Options``. ``tokens``: of a whole run, to say what it takes under each
-    plan; ``budget``: the money for it instead. ``draws``, ``seed``: as for ``Options``: plans stand in the order of the draws' means, compared draw by draw.
+    plan; ``budget``: the money for it instead. ``draws``, ``seed``: as for ``Options``: plans stand in the order of the
+    draws' means, compared draw by draw.
     ``INTER_NODE`` and ``routing``: as for ``Options``; routing is drawn by the seed. ``sort``: one of ``SORTS``. ``data_parallel``: recipes whose plans
     share nothing but the batch and what replicas shard. ``watch``: called with how many plans are done, of how many, and
     what is done with them. ``jobs``: processes that simulate plans at the same time (Linux); the answer is the same.
