@@ -450,7 +450,7 @@ class Prediction:
         return describe_rates(facts, metadata.batch, self.step_time_s, self._summary.ranks, self.step.platform.device)
 
     def __repr__(self) -> str:
-        return "\n".join([f"Prediction of {self.title}", *(f"  {a:<14}{b}" for a, b in self.list_facts())])
+        return "\n".join([f"Prediction of {self.title}", *(f"  {a:<16}{b}" for a, b in self.list_facts())])
 
     def _repr_html_(self) -> str:
         rows = "".join(
