@@ -57,7 +57,7 @@ from trioflow.parallel.programs.offload import plan_activations, read_host_rates
 from trioflow.parallel.programs.staged import StagedRank
 from trioflow.parallel.programs.stages import StageWorks
 from trioflow.parallel.programs.units import UnitRank
-from trioflow.parallel.reference import OperatorTimes, Reference, choose_reference, without_communication
+from trioflow.parallel.reference import OperatorTimes, PricedModel, Reference, choose_reference, without_communication
 from trioflow.parallel.schedules.build import plan_schedule
 from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN, WORDS, Schedule, check_mode
 from trioflow.parallel.splits.context import time_rings
@@ -128,10 +128,16 @@ class _Step:
     batch: int
     repeated: int  # samples that replicas run once more, to share the batch evenly
     sizes: list[int]  # samples of each micro-batch
+    factors: list[float]  # the same, over the traced ones
     schedule: Schedule
     mode: str
+    host: dict[str, float]  # the platform's costs [s]
     reference: Reference
-    model: OperatorModel
+    priced: PricedModel
+    trace: ModelGraph  # the reference's, prepared for the plan's tensor parallelism
+    split: TensorSplit
+    times: list[OperatorTimes]  # for each micro-batch
+    extrapolated: bool  # whether any operator's time is out of the model's range
     anchor: StepAnchor
     anchoring: Anchoring
     warnings: list[str] = field(default_factory=list)  # what was decided on the way
@@ -141,13 +147,10 @@ class _Step:
 class _Written:
     """The programs of all ranks, and what they were made of."""
 
-    trace: ModelGraph  # prepared for the plan's tensor parallelism
     builder: ProgramBuilder
     works: StageWorks
     cut: list[list[str]]
-    times: list[OperatorTimes]  # for each micro-batch
     peaks: list[dict[str, Any]]  # of each rank's memory; none where they were not asked for
-    extrapolated: bool  # whether any operator's time is out of the model's range
 
     @property
     def peak_bytes(self) -> int:
@@ -189,11 +192,14 @@ def extrapolate(
     sized by the first, largest micro-batch, times are those of each.
     """
     given = [without_communication(ModelGraph.of(t)) for t in ([traces] if isinstance(traces, Trace) else traces)]
-    step = _settle(given, fit_framework(plan, given[0]), model, batch, schedule, mode, last_batch, anchoring)
-    written = _write_programs(step, stages, dict(host or {}), memory, device)
+    plan = fit_framework(plan, given[0])
+    step = _settle(given, plan, model, batch, schedule, mode, last_batch, anchoring, dict(host or {}))
+    cut = choose_stages(step.trace, plan, stages)
+    written = _write_programs(step, cut, memory, device)
     limit_bytes = load_survival().find_limit(LIKELY, count_room(plan, device))
     if stages is None and plan.pipeline > 1 and count_needed(written.peaks) > limit_bytes:
-        even = _write_programs(step, BALANCES[1], dict(host or {}), memory, device)
+        even_cut = choose_stages(step.trace, plan, BALANCES[1])
+        even = written if even_cut == cut else _write_programs(step, even_cut, memory, device)
         if even.peak_bytes < written.peak_bytes:
             step.warnings.append(
                 "stages have as many layers each: balanced by time the fullest rank would hold "
@@ -238,8 +244,9 @@ def _settle(
     mode: str,
     last_batch: bool,
     anchoring: Anchoring,
+    host: dict[str, float],
 ) -> _Step:
-    """Settle the batch, its micro-batches, their schedule and the recorded times to start from."""
+    """Settle the batch, its micro-batches and their schedule; split the model and predict its operators."""
     batch = given[0].facts.batch * plan.data if batch is None else batch
     repeated = -batch % plan.data if last_batch and plan.replication == "ddp" else 0
     batch += repeated
@@ -249,58 +256,51 @@ def _settle(
     schedule = plan_schedule(plan, len(sizes), schedule, mode)
     reference = choose_reference(given, sizes[0])
     model, anchor = anchoring.change(reference.trace, model)
+    priced = reference.price(model)
+    trace = prepare_split(reference.trace, plan)
+    factors = [n / trace.facts.batch for n in _kind_of_rank(plan).list_samples(plan, batch) or sizes]
+    split = split_updates(trace, plan, split_for_plan(trace, plan))
+    times, extrapolated = priced.predict_times(split, factors, find_launch_s(host, reference.trace.facts))
+    times, split = time_rings(times, reference, split, factors, model)
     return _Step(
         given=given,
         plan=plan,
         batch=batch,
         repeated=repeated,
         sizes=sizes,
+        factors=factors,
         schedule=schedule,
         mode=mode,
+        host=host,
         reference=reference,
-        model=model,
+        priced=priced,
+        trace=trace,
+        split=split,
+        times=times,
+        extrapolated=extrapolated,
         anchor=anchor,
         anchoring=anchoring,
     )
 
 
-def _write_programs(
-    step: _Step, stages: Stages, host: dict[str, float], memory: bool, device: Device | None
-) -> _Written:
-    """Write what every rank does: split the model, predict its operators, run the schedule."""
-    plan, model, reference = step.plan, step.model, step.reference
-    priced = reference.price(model)
-    trace = prepare_split(reference.trace, plan)
-    kind = _kind_of_rank(plan)
-    factors = [n / trace.facts.batch for n in kind.list_samples(plan, step.batch) or step.sizes]
-    split = split_updates(trace, plan, split_for_plan(trace, plan))
-    launch_s = find_launch_s(host, reference.trace.facts)
-    times, extrapolated = priced.predict_times(split, factors, launch_s)
-    times, split = time_rings(times, reference, split, factors, model)
-    cut = choose_stages(trace, plan, stages)
-    works = StageWorks(trace, plan, priced, step.schedule, factors, mode=step.mode)
-    builder = _set_up_builder(works, kind, split, cut, times, host)
+def _write_programs(step: _Step, cut: list[list[str]], memory: bool, device: Device | None) -> _Written:
+    """Write what every rank does in stages of some units, and what it holds."""
+    trace, plan, split, factors = step.trace, step.plan, step.split, step.factors
+    works = StageWorks(trace, plan, step.priced, step.schedule, factors, mode=step.mode)
+    builder = _set_up_builder(step, works, cut)
     builder.add_ranks()
     peaks: list[dict[str, Any]] = []
     if memory and step.mode == TRAIN:
         peaks = recall_memory(trace, plan, factors)
-    if memory and not peaks and reference.trace.names_results:
+    if memory and not peaks and trace.names_results:
         peaks = estimate_memory(trace, split, builder, factors, cut, device)
-    return _Written(
-        trace=trace, builder=builder, works=works, cut=cut, times=times, peaks=peaks, extrapolated=extrapolated
-    )
+    return _Written(builder=builder, works=works, cut=cut, peaks=peaks)
 
 
-def _set_up_builder(
-    works: StageWorks,
-    kind: type[RankProgram],
-    split: TensorSplit,
-    cut: list[list[str]],
-    times: list[OperatorTimes],
-    host: dict[str, float],
-) -> ProgramBuilder:
+def _set_up_builder(step: _Step, works: StageWorks, cut: list[list[str]]) -> ProgramBuilder:
     """Return the builder of the ranks' programs: the stages' work, and what replicas and the host share."""
-    trace, plan, priced = works.trace, works.plan, works.priced
+    trace, plan, split, priced, host = step.trace, step.plan, step.split, step.priced, step.host
+    kind = _kind_of_rank(plan)
     stages = works.build(split, cut)
     held = [works.schedule.stages_of_rank(rank) for rank in range(plan.pipeline)]
     partitions = partition_stages(trace, plan, works.placed, held)
@@ -314,7 +314,7 @@ def _set_up_builder(
         plan=plan,
         kind=kind,
         operators=trace.operators,
-        times=times,
+        times=step.times,
         schedule=works.schedule,
         stages=stages,
         split=split,
@@ -342,12 +342,12 @@ def _kind_of_rank(plan: Plan) -> type[RankProgram]:
 
 def _describe_graph(step: _Step, written: _Written) -> GraphMetadata:
     """Return the plan, the traces it starts from, how sure its compute is, and its memory."""
-    plan, reference, trace = step.plan, step.reference, written.trace
+    plan, reference, trace = step.plan, step.reference, step.trace
     first = step.given[0]
     share = step.batch / first.facts.batch / plan.ranks
     gathered = f", {describe_units(reference.trace)}" if plan.shards_units else ""
     interval, confidence = _certainty(step, written)
-    launch_s = find_launch_s(written.builder.host, trace.facts)
+    launch_s = find_launch_s(step.host, trace.facts)
     warnings = [*mention_launches(trace.facts.warnings, launch_s, trace.facts), *describe_anchor(step.anchor)]
     warnings += [*_size_warnings(step.schedule, step.sizes), *_repeat_warnings(step)]
     warnings += [*describe_routing(trace, plan), *step.warnings]
@@ -378,13 +378,13 @@ def _describe_graph(step: _Step, written: _Written) -> GraphMetadata:
 
 def _certainty(step: _Step, written: _Written) -> tuple[tuple[float, float], str]:
     """Return interval and confidence of the compute."""
-    plan, facts, works, times = step.plan, written.trace.facts, written.works, written.times[0]
+    plan, facts, works, times = step.plan, step.trace.facts, written.works, step.times[0]
     rescaled = set(works.factors) != {1.0} or plan.tensor * plan.context > 1 or plan.sharding != "none"
     of_device, of_size = times_interval(facts), (1.0, 1.0)
     carried = of_device != (1.0, 1.0)
     if rescaled:
         distance = _rescale_distance(times, step.reference, step.anchor)
-        of_size = step.model.step_interval("rescale", distance)
+        of_size = step.priced.model.step_interval("rescale", distance)
     interval = combine_intervals(
         repeat_interval(facts),
         of_device,
@@ -392,7 +392,7 @@ def _certainty(step: _Step, written: _Written) -> tuple[tuple[float, float], str
         step.anchoring.interval(step.anchor),
         works.interval(float(times.device_s.sum() + times.host_s.sum())),
     )
-    beyond = written.extrapolated or works.extrapolated or carried
+    beyond = step.extrapolated or works.extrapolated or carried
     beyond |= {step.reference.batch} != set(step.sizes)
     if not (rescaled or works.predicted or carried):
         return interval, "measured"

@@ -13,7 +13,8 @@ from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from trioflow.base.derived import Derives, derived
 from trioflow.costmodel.features import class_of_name
-from trioflow.tables import records
+from trioflow.tables import list_cells
+from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace, tensor_bytes
 
 Asked = ParamSpec("Asked")
@@ -60,6 +61,12 @@ class ModelGraph(Trace, Derives):
         """Return the graph of a trace; itself where it is one."""
         return trace if isinstance(trace, ModelGraph) else cls(trace.operators, trace.tensors, trace.facts)
 
+    def with_facts(self, facts: Facts) -> ModelGraph:
+        """Return the graph of the same tables with other facts, with all that was made of the tables alone."""
+        graph = ModelGraph(self.operators, self.tensors, facts)
+        vars(graph).update((name, getattr(self, name)) for name in _OF_TABLES)
+        return graph
+
     @cached_property
     def size(self) -> list[int]:
         """Size of every tensor [tensors] [bytes]."""
@@ -83,12 +90,10 @@ class ModelGraph(Trace, Derives):
     @cached_property
     def rows(self) -> list[Operator]:
         """Every operator, by its number [operators]."""
-        made = []
-        for row in records(self.operators, *Operator._fields[:-3]):
-            reads, makes = ([self.storage[i] for i in row[ids]] for ids in ("input_ids", "output_ids"))
-            weights = [i for i in row["input_ids"] if self.category[i] == "parameter"]
-            made.append(Operator(**row, reads=reads, makes=makes, weights=weights))
-        return made
+        columns = {name: list_cells(self.operators[name]) for name in Operator._fields[:-3]}
+        reads, makes = ([[*map(self.storage.__getitem__, ids)] for ids in columns[name]] for name in _TENSORS)
+        weights = [[i for i in ids if self.category[i] == "parameter"] for ids in columns["input_ids"]]
+        return [*map(Operator, *columns.values(), reads, makes, weights)]
 
     @cached_property
     def forward(self) -> list[Operator]:
@@ -108,6 +113,10 @@ class ModelGraph(Trace, Derives):
             if row.forward_op_id is not None:
                 found.setdefault(row.forward_op_id, []).append(row)
         return found
+
+
+_OF_TABLES = ("size", "storage", "category", "shape", "rows", "forward", "backward", "backward_of")
+_TENSORS = ("input_ids", "output_ids")
 
 
 def of_model(

@@ -281,13 +281,15 @@ def _nullable_integers(kind: pa.DataType) -> Any:
     return pd.Int64Dtype() if pa.types.is_int64(kind) else None
 
 
+def list_cells(column: "pd.Series[Any]") -> list[Any]:
+    """Return a column's cells; missing ones become None."""
+    present = column.notna()
+    return (column if present.all() else column.astype(object).where(present, None)).tolist()
+
+
 def records(frame: pd.DataFrame, *columns: str) -> list[dict[str, Any]]:
     """Return the rows as dictionaries, of some columns or all; missing values become None."""
-    lists = {}
-    for name in columns or frame.columns:
-        present = frame[name].notna()
-        cells = frame[name] if present.all() else frame[name].astype(object).where(present, None)
-        lists[str(name)] = cells.tolist()
+    lists = {str(name): list_cells(frame[name]) for name in columns or frame.columns}
     return list(map(dict, map(zip, repeat(tuple(lists)), zip(*lists.values(), strict=True))))
 
 

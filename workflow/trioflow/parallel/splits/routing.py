@@ -113,7 +113,7 @@ def leave_experts_whole(trace: ModelGraph) -> ModelGraph:
             kept |= {m: kind for m in others if fnmatchcase(m, pattern)}
         else:
             kept[pattern] = kind
-    return replace(trace, facts=replace(trace.facts, tensor_split=kept))
+    return trace.with_facts(replace(trace.facts, tensor_split=kept))
 
 
 def check_experts(trace: Trace, plan: Plan) -> None:

@@ -314,7 +314,7 @@ def build_units(trace: ModelGraph, tensor: int = 1, expert: int = 1, apart: bool
     """
     if not pipeline_units(trace) and (found := _find_units(trace)):
         entries = [{"name": name, "modules": modules} for name, modules in found.items()]
-        trace = replace(trace, facts=replace(trace.facts, units=entries))
+        trace = trace.with_facts(replace(trace.facts, units=entries))
     parameters, units = list_parameters(trace, tensor, expert), pipeline_units(trace)
     owner = {p.name: _find_unit(p.name, units) for p in parameters}
     tied = find_tied(trace, assign_units(trace)) if units else []

@@ -218,7 +218,7 @@ def with_rules(trace: ModelGraph, rules: Mapping[str, str], padded: Mapping[int,
     facts = replace(trace.facts, tensor_split=dict(rules), gradients=gradients)
     if trace.facts.parameters is not None:
         facts = replace(facts, parameters=parameters)
-    return replace(trace, facts=facts)
+    return trace.with_facts(facts)
 
 
 def scale_work(operators: pd.DataFrame, shares: Shares) -> pd.DataFrame:

@@ -206,7 +206,7 @@ def split_like_megatron(trace: ModelGraph, *, vocabulary: bool = True) -> ModelG
         )
     if vocabulary:
         found |= _match(trace, VOCABULARY)
-    return replace(trace, facts=replace(trace.facts, tensor_split=found, tensor_split_by_name=True))
+    return trace.with_facts(replace(trace.facts, tensor_split=found, tensor_split_by_name=True))
 
 
 def find_layers(trace: Trace) -> dict[str, str]:
