@@ -211,11 +211,27 @@ _IN_ALL = ("rank", "stream", "kind", "name")
 
 
 class Mark(NamedTuple):
-    """How many tasks, cells of each column and dependencies a builder had."""
+    """How many tasks, rows and dependencies a builder had: a task that is repeated has no row of its own."""
 
     tasks: int
-    cells: dict[str, int]
+    rows: int
     edges: int
+
+
+TURNS = 1 << 32
+"""How far apart the first ``match_id`` of exchanges with different keys are: those of one key differ in their turn alone."""
+
+
+class _Run(NamedTuple):
+    """Rows and dependencies that stand for tasks in a row."""
+
+    begin: Mark
+    end: Mark
+    # Where they repeat tasks: how much larger each ``task_id`` is, the micro-batch instead of the rows', by how many
+    # turns their exchanges are behind
+    shift: int = 0
+    micro_batch: int = -1
+    turns: int = 0
 
 
 def _view(cells: array[Any]) -> NDArray[Any]:
@@ -223,16 +239,12 @@ def _view(cells: array[Any]) -> NDArray[Any]:
     return np.frombuffer(cells, dtype=cells.typecode)
 
 
-def _shift(cells: array[Any], by: int) -> array[Any]:
-    """Return whole numbers, all as much larger."""
-    return array("q", (_view(cells) + by).tobytes())
-
-
 class TaskGraphBuilder:
-    """Collects tasks and dependencies row by row and numbers them."""
+    """Collects tasks and dependencies row by row and numbers them; what is repeated is laid out by ``build``."""
 
     def __init__(self) -> None:
         self._count = 0
+        self._written = 0  # rows
         # What each column holds, and in which rows where it does not hold something in all.
         kinds = {cell.name: cell.type for cell in tables.TASKS}
         self._cells: dict[str, array[Any]] = {
@@ -245,6 +257,8 @@ class TaskGraphBuilder:
         }
         self._edges = array("q")
         self._matches = 0
+        self._runs: list[_Run] = []
+        self._new = Mark(0, 0, 0)  # where what was written since the last repetition begins
 
     @property
     def next_task(self) -> int:
@@ -260,8 +274,9 @@ class TaskGraphBuilder:
         self, rank: int, stream: str, kind: str, name: str, *, after: Sequence[int | None] = (), **fields: Any
     ) -> int:
         """Add one task after others (``None`` skipped) and return its ``task_id``; fields left out are null."""
-        task_id = self._count
+        task_id, row = self._count, self._written
         self._count += 1
+        self._written += 1
         cells, texts = self._cells, self._texts
         cells["rank"].append(rank)
         for column, text in (("stream", stream), ("kind", kind), ("name", name)):
@@ -269,7 +284,7 @@ class TaskGraphBuilder:
             cells[column].append(known.setdefault(text, len(known)))
         for column, value in fields.items():
             if value is not None:
-                self._rows[column].append(task_id)
+                self._rows[column].append(row)
                 if column in texts:
                     value = texts[column].setdefault(value, len(texts[column]))  # noqa: PLW2901
                 cells[column].append(value)
@@ -289,44 +304,49 @@ class TaskGraphBuilder:
                 values = [known.setdefault(text, len(known)) for text in values]
             self._cells[name].extend(values if isinstance(value, list) else values * count)
             if name in self._rows:
-                self._rows[name].extend(range(self._count, self._count + count))
+                self._rows[name].extend(range(self._written, self._written + count))
         self._count += count
+        self._written += count
         self._edges.extend(waits)
 
     def mark(self) -> Mark:
         """Return how much has been collected so far."""
-        cells = {name: len(found) for name, found in self._cells.items()}
-        return Mark(self._count, cells, len(self._edges))
+        return Mark(self._count, self._written, len(self._edges))
 
-    def repeat(self, begin: Mark, end: Mark, match_ids: Sequence[int], micro_batch: int) -> int:
-        """Add the tasks between two marks once more as another micro-batch's; return what to add to a ``task_id`` between them.
+    def repeat(self, begin: Mark, end: Mark, micro_batch: int, turns: int) -> int:
+        """Add the tasks written between two marks once more as another micro-batch's; return what to add to a ``task_id`` between them.
 
-        What tasks wait for from before the first mark is as far away again.
+        What tasks wait for from before the first mark is as far away again; exchanges are ``turns`` turns behind.
         """
-        shift = self._count - begin.tasks
+        self._end_run()
+        run = _Run(begin, end, self._count - begin.tasks, micro_batch, turns)
+        self._runs.append(run)
         self._count += end.tasks - begin.tasks
-        for name, cells in self._cells.items():
-            which = slice(begin.cells[name], end.cells[name])
-            if which.start == which.stop:
-                continue
-            again = {"match_id": match_ids, "micro_batch": [micro_batch] * (which.stop - which.start)}
-            cells.extend(again.get(name, cells[which]))
-            if name in self._rows:
-                self._rows[name].extend(_shift(self._rows[name][which], shift))
-        self._edges.extend(_shift(self._edges[begin.edges : end.edges], shift))
-        return shift
+        self._new = self.mark()
+        return run.shift
+
+    def _end_run(self) -> None:
+        """Lay out what was written since the last repetition as it is."""
+        self._runs.append(_Run(self._new, self.mark()))
+        self._new = self.mark()
 
     def reorder(self, begin: Mark, order: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Put all tasks since a mark into another order, of ``task_id``; return the new ones. Nothing before may wait for them."""
+        """Put all tasks since a mark, none of them repeated, into another order, of ``task_id``; return the new ones.
+
+        Nothing before may wait for them.
+        """
         first = begin.tasks
         moved = np.empty_like(order)
         moved[order - first] = np.arange(first, first + len(order))
         for name, cells in self._cells.items():
-            found, place = _view(cells)[begin.cells[name] :], order - first
+            since, place = begin.rows, order - first
             if name in self._rows:
-                rows = _view(self._rows[name])[begin.cells[name] :]
-                place = np.argsort(moved[rows - first])
-                rows[:] = moved[rows - first][place]
+                rows = _view(self._rows[name])
+                since = int(np.searchsorted(rows, begin.rows))
+                moved_rows = moved[rows[since:] - begin.rows] - first + begin.rows
+                place = np.argsort(moved_rows)
+                rows[since:] = moved_rows[place]
+            found = _view(cells)[since:]
             found[:] = found[place]
         edges = _view(self._edges)[begin.edges :].reshape(-1, 2)
         inside = edges >= first
@@ -335,19 +355,25 @@ class TaskGraphBuilder:
         return moved
 
     def build(self, metadata: GraphMetadata = UNKNOWN) -> TaskGraph:
-        """Return the graph collected so far."""
-        columns: dict[str, Any] = {"task_id": pd.array(np.arange(self._count), dtype="Int64")}
-        for field_ in tables.TASKS:
-            if field_.name not in columns:
-                columns[field_.name] = self._make_column(field_.name, field_.type)
-        tasks = pd.DataFrame(columns, columns=tables.TASKS.names)
-        edges = _view(self._edges).reshape(-1, 2).copy()
-        dependencies = pd.DataFrame(edges, columns=tables.DEPENDENCIES.names)
-        return TaskGraph(tasks, dependencies, metadata)
+        """Return the graph collected so far, its matches numbered in the order in which tasks name them first."""
+        self._end_run()
+        begins, ends = (np.array([run[at] for run in self._runs], dtype=np.int64) // (1, 1, 2) for at in (0, 1))
+        shifts, micro_batches, turns = np.array([run[2:] for run in self._runs], dtype=np.int64).T
+        (_, rows, edges), (_, row_counts, edge_counts) = begins.T, (ends - begins).T
+        columns = {cell.name: self._make_column(cell.name, cell.type) for cell in tables.TASKS}
+        tasks = pd.DataFrame(columns, copy=False).take(list_runs(rows, row_counts)).reset_index(drop=True)
+        again = np.repeat(micro_batches, row_counts)
+        tasks["micro_batch"] = tasks["micro_batch"].mask((again >= 0) & tasks["micro_batch"].notna(), again)
+        matches = tasks["match_id"].to_numpy(dtype=np.int64, na_value=_NOWHERE)
+        tasks["match_id"] = _number(matches + np.repeat(turns, row_counts) * (matches >= 0))
+        tasks["task_id"] = pd.array(np.arange(self._count), dtype="Int64")
+        waits = _view(self._edges).reshape(-1, 2)[list_runs(edges, edge_counts)]
+        waits += np.repeat(shifts, edge_counts)[:, None]
+        return TaskGraph(tasks, pd.DataFrame(waits, columns=tables.DEPENDENCIES.names), metadata)
 
     def _make_column(self, name: str, kind: Any) -> Any:
         """Return a column of the type that the table asks for."""
-        cells, count = _view(self._cells[name]), self._count
+        cells, count = _view(self._cells[name]), self._written
         row = slice(None) if name in _IN_ALL else _view(self._rows[name])
         if kind == tables.FLOAT:
             numbers = np.full(count, np.nan)

@@ -44,7 +44,15 @@ from trioflow.parallel.splits.tensor_split import (
     StageExchange,
     TensorSplit,
 )
-from trioflow.parallel.task_graph import UNKNOWN, GraphMetadata, Grid, TaskGraph, TaskGraphBuilder, fold_representatives
+from trioflow.parallel.task_graph import (
+    TURNS,
+    UNKNOWN,
+    GraphMetadata,
+    Grid,
+    TaskGraph,
+    TaskGraphBuilder,
+    fold_representatives,
+)
 from trioflow.trace.store import Trace
 
 if TYPE_CHECKING:
@@ -136,7 +144,7 @@ def attend(
     """Write one attention operator, with what is held around it, or the blocks of a ring."""
     work = rank.work.attentions[op_id]
     if work.shared.method == RING:
-        key = ("context", rank.data // work.shared.ranks, rank.tensor, op_id, micro_batch, again)
+        key = ("context", rank.data // work.shared.ranks, rank.tensor, op_id, again)
         _run_ring(rank, work, key, op_id, micro_batch, phase, called, extra_s, part)
         return
     whole_bytes = work.keys_bytes[micro_batch] * work.shared.ranks * (work.shared.method == ALL_GATHER)
@@ -171,7 +179,7 @@ def _run_ring(
         rank.waits += arriving
         last = block == blocks - 1
         if not last:
-            arriving = [_shift(rank, (*key, "keys", block), keys, phase)]
+            arriving = [_shift(rank, (*key, "keys", block), micro_batch, keys, phase)]
         share = work.first_block if not block else (1 - work.first_block) / (blocks - 1)
         block_called, block_extra_s = called if last else f"{BLOCK}{called}", 0.0 if block else extra_s
         rank.operators([op_id], micro_batch, phase, block_called, block_extra_s, part * share)
@@ -179,15 +187,17 @@ def _run_ring(
             rank.waits += returning
             rank.compute("merge of blocks", work.merge_s[micro_batch], phase=phase)
         if work.shared.backward:
-            returning = [_shift(rank, (*key, "gradients", block), gradients, phase)]
+            returning = [_shift(rank, (*key, "gradients", block), micro_batch, gradients, phase)]
     rank.waits += returning
     rank.hold("message", -buffers)
 
 
-def _shift(rank: StagedRank, key: tuple[Any, ...], size_bytes: int, phase: str, of: str = CONTEXT) -> int:
+def _shift(
+    rank: StagedRank, key: tuple[Any, ...], micro_batch: int, size_bytes: int, phase: str, of: str = CONTEXT
+) -> int:
     """Hand a buffer on to the next rank of a group; return the task."""
     group = rank.tensor_group if of == TENSOR else rank.context_group
-    return rank.collective(SHIFT, key, size_bytes, group, phase, of)
+    return rank.collective(SHIFT, key, size_bytes, group, phase, of, micro_batch)
 
 
 def multiply(
@@ -214,14 +224,14 @@ def multiply(
         last = block == blocks - 1
         if gathers:
             rank.waits += moving
-            moving = [] if last else [_shift(rank, (*key, block), size, phase, TENSOR)]
+            moving = [] if last else [_shift(rank, (*key, block), micro_batch, size, phase, TENSOR)]
         block_called = called if last else f"{BLOCK}{called}"
         if block:
             rank.compute(block_called.format(rank.program.names[op_id]), share_s, **fields)
         else:
             rank.operators([op_id], micro_batch, phase, block_called, extra_s, own_s={op_id: share_s})
         if not gathers and not last:
-            moving = [_shift(rank, (*key, block), size, phase, TENSOR)]
+            moving = [_shift(rank, (*key, block), micro_batch, size, phase, TENSOR)]
     if not gathers:
         rank.waits += moving
         sum_s = exchange.copies_s[micro_batch]
@@ -411,9 +421,9 @@ class ProgramBuilder:
             self._groups[key] = ",".join(map(str, ranks[source:] + ranks[:source]))
         return self._groups[key]
 
-    def match(self, *key: Any) -> int:
-        """Return the ``match_id`` of one exchange, the same for all who name it."""
-        return self._matches.setdefault(key, len(self._matches))
+    def match(self, *key: Any, turn: int = 0) -> int:
+        """Return the ``match_id`` of one exchange, the same for all who name it; ``turn``: its micro-batch, where it has one."""
+        return self._matches.setdefault(key, len(self._matches)) * TURNS + turn
 
     def add_ranks(self) -> None:
         """Write the whole step of every rank, in order of rank; of ranks that are alike, the first's."""

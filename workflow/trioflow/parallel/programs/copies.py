@@ -30,38 +30,29 @@ from trioflow.parallel.task_graph import Mark
 if TYPE_CHECKING:
     from trioflow.parallel.programs.staged import StagedRank
 
-SHARDED = "sharded"
-"""Exchanges of units' parameters and gradients: the ranks of a group number them as they come."""
-
 
 class _Recorded(NamedTuple):
     """Tasks that ran for a micro-batch, and the rank's state behind them."""
 
+    micro_batch: int
     begin: Mark
     end: Mark
-    exchanges: list[tuple[Any, ...]]  # keys of their exchanges
     changes: list[tuple[int, str, float]]  # what the rank held more, or less, from a task on
     again: list[tuple[int, int]]  # stages and regions that ran again
     state: dict[str, Any]  # the rank's own, tasks by how long before the next one they are
 
 
 class Repetition:
-    """Copies the tasks of a rank's actions from one micro-batch to others of the same size.
-
-    ``exchanged``: keys of exchanges joined since a recording began; the fourth part is the micro-batch, or the last one
-    its number under ``SHARDED``, which ``numbered`` have got.
-    """
+    """Repeats the tasks of a rank's actions for other micro-batches of the same size."""
 
     def __init__(self, rank: StagedRank) -> None:
         self.rank = rank
-        self.exchanged: list[tuple[Any, ...]] = []
-        self.numbered = 0
         self._recorded: dict[tuple[Any, ...], _Recorded] = {}
 
     def run(
         self, what: tuple[Any, ...], operators: Sequence[int], micro_batch: int, write: Callable[[Sequence[int]], None]
     ) -> None:
-        """Write an action's operators, or copy all but the first, which waits for what the action waits for."""
+        """Write an action's operators, or repeat all but the first, which waits for what the action waits for."""
         rank, graph, memory = self.rank, self.rank.program.graph, self.rank.memory
         write(operators[:1])
         if len(operators) < 2:
@@ -69,32 +60,17 @@ class Repetition:
         key = (*what, rank.program.factors[micro_batch], str(self._note()))
         recorded = self._recorded.get(key)
         if recorded is None:
-            begin, self.exchanged, changed, before = graph.mark(), [], len(memory.changes), set(rank.repeated)
+            begin, changed, before = graph.mark(), len(memory.changes), set(rank.repeated)
             write(operators[1:])
             again = [(stage, index) for stage, index, _ in rank.repeated - before]
             changes, state = memory.changes[changed:], self._note()
-            self._recorded[key] = _Recorded(begin, graph.mark(), self.exchanged, changes, again, state)
-            self.exchanged = []
+            self._recorded[key] = _Recorded(micro_batch, begin, graph.mark(), changes, again, state)
             return
-        matches = [self._match_again(key, micro_batch) for key in recorded.exchanges]
-        shift = graph.repeat(recorded.begin, recorded.end, matches, micro_batch)
+        shift = graph.repeat(recorded.begin, recorded.end, micro_batch, micro_batch - recorded.micro_batch)
         memory.changes += [(task + shift, name, size) for task, name, size in recorded.changes]
         rank.repeated.update((*place, micro_batch) for place in recorded.again)
         for name, value in recorded.state.items():
             setattr(rank, name, _move(value, graph.next_task) if name in rank.repeated_tasks else copy(value))
-
-    def number(self, group: Sequence[int]) -> int:
-        """Return the match of the next exchange of some ranks that has a number of its own."""
-        self.numbered += 1
-        key = (SHARDED, *group, self.numbered)
-        self.exchanged.append(key)
-        return self.rank.program.match(*key)
-
-    def _match_again(self, key: tuple[Any, ...], micro_batch: int) -> int:
-        """Return the match of an exchange like another one, of another micro-batch."""
-        if key[0] == SHARDED:
-            return self.number(key[1:-1])
-        return self.rank.program.match(*key[:3], micro_batch, *key[4:])
 
     def _note(self) -> dict[str, Any]:
         """Return the rank's own state, its tasks by how long before the next one they are."""

@@ -244,9 +244,9 @@ class StagedRank(RankProgram):
         group: list[int],
         phase: str,
         stream: str = "communication",
+        turn: int = 0,
     ) -> int:
-        """Add this rank's part of a collective, after all computed so far."""
-        self.repetition.exchanged.append(key)
+        """Add this rank's part of a collective, after all computed so far; ``key``, ``turn``: see ``ProgramBuilder.match``."""
         return self.add(
             stream,
             "collective",
@@ -256,7 +256,7 @@ class StagedRank(RankProgram):
             phase=phase,
             stage=self.stage_field(),
             group=self.program.name_group(group),
-            match_id=self.program.match(*key),
+            match_id=self.program.match(*key, turn=turn),
         )
 
     def move(self, action: Action) -> None:
@@ -277,7 +277,7 @@ class StagedRank(RankProgram):
             stage=self.stage_field(),
             phase=direction,
             micro_batch=action.micro_batch,
-            match_id=self.program.match("p2p", boundary, direction, action.micro_batch, self.data, self.tensor),
+            match_id=self.program.match("p2p", boundary, direction, self.data, self.tensor, turn=action.micro_batch),
         )
         if sends:
             self.unawaited.append(task)
@@ -348,7 +348,7 @@ class StagedRank(RankProgram):
     def _run_operators(self, what: tuple[str, bool], op_ids: Sequence[int], micro_batch: int, repeats: bool) -> None:
         """Run an action's operators, or copy the tasks of a micro-batch like it."""
         write = partial(self._run_all, what, micro_batch)
-        if not repeats or self.mover or self.work.attentions or self.program.plan.expert_parts > 1:
+        if not repeats or self.mover or self.program.plan.expert_parts > 1:
             write(op_ids)
         else:
             self.repetition.run((*what, self.stage), op_ids, micro_batch, write)
@@ -414,7 +414,7 @@ class StagedRank(RankProgram):
             part = share if reduces else 1.0 - share
         before = self.work.before.get(op_id, []) if reduces else []
         after = self.work.after.get(op_id, []) if reduces else []
-        key = (op_id, micro_batch, again)
+        key = (op_id, again)
         for index, exchange in enumerate(before):
             self._exchange(exchange, (*key, "before", index), micro_batch, phase)
         host_of = "forward" if again else phase
@@ -447,7 +447,7 @@ class StagedRank(RankProgram):
         group = self.exchange_groups[exchange.group]
         place = (TENSOR, self.data) if exchange.group == TENSOR else (exchange.group, group[0])
         # NCCL has a stream for each communicator: what replicas gather and reduce holds up none of these.
-        task = self.collective(exchange.collective, (*place, *key), size, group, phase, exchange.group)
+        task = self.collective(exchange.collective, (*place, *key), size, group, phase, exchange.group, micro_batch)
         beside = exchange.beside
         (self.waits if beside < 0 else self.beside.setdefault(beside, [])).append(task)
         self.turns += [task] if of_experts else []

@@ -38,6 +38,7 @@ from typing import Any
 from trioflow.base.experiments import Plan
 from trioflow.parallel.programs.builder import UnitWork
 from trioflow.parallel.programs.staged import FINDS_OVERFLOW, StagedRank
+from trioflow.parallel.schedules.table import Action
 from trioflow.parallel.splits.pipeline import list_added_gradients
 from trioflow.parallel.splits.sharding import ShardedUnit
 from trioflow.trace.store import Trace
@@ -89,11 +90,12 @@ class UnitRank(StagedRank):
 
     ``of_stage``: places of each stage's units, its root the last. ``whole``: units whose parameters are gathered, or on
     their way. ``arriving``: unit to its all-gather that nothing has waited for. ``fence``: what the next all-gather
-    waits for. ``copied_out``: copy out of forward's last all-gather, which the next but one waits for.
+    waits for. ``copied_out``: copy out of forward's last all-gather, which the next but one waits for. ``asked``:
+    exchanges of units so far in the action that runs, or between actions.
     """
 
     repeated_tasks = (*StagedRank.repeated_tasks, "arriving", "fence", "copied_out", "reduced")
-    repeated_state = ("whole", "gathering", "scattering")
+    repeated_state = ("whole", "gathering", "scattering", "asked")
 
     def __init__(self, *place: Any) -> None:
         super().__init__(*place)
@@ -106,6 +108,8 @@ class UnitRank(StagedRank):
             self.of_stage[stage] = range(len(self.units), len(self.units) + len(work.units))
             self.units += work.units
             self.sharding = work
+        self.action: tuple[Any, ...] = ()
+        self.turn = self.asked = 0
         self.whole: set[int] = set()
         self.arriving: dict[int, int] = {}
         self.fence: list[int] = []
@@ -151,6 +155,13 @@ class UnitRank(StagedRank):
         self.reduced = []
         self.hold("gathered", -self.scattering)
         self.scattering = 0
+
+    def compute_action(self, action: Action) -> None:
+        """Run one action; its exchanges are counted by themselves, so that other micro-batches may repeat them."""
+        between, self.asked = self.asked, 0
+        self.action, self.turn = (action.kind, action.stage, action in self.forwards), action.micro_batch or 0
+        super().compute_action(action)
+        self.action, self.turn, self.asked = (), 0, between
 
     def _run_forward(self, micro_batch: int, again: bool) -> None:
         self._await_stage("forward")
@@ -249,6 +260,7 @@ class UnitRank(StagedRank):
         """Add this rank's part of a collective of some of the data-parallel ranks; none of one rank alone."""
         if len(group) == 1 and after is not None:
             return after
+        self.asked += 1
         task = self.add(
             stream,
             "collective",
@@ -257,7 +269,7 @@ class UnitRank(StagedRank):
             message_bytes=size,
             phase=phase,
             group=self.program.name_group(group),
-            match_id=self.repetition.number(group),
+            match_id=self.program.match("units", *group, *self.action, self.asked, turn=self.turn),
         )
         if not self.sharding.beside:
             self.waits.append(task)
