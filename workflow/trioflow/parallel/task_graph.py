@@ -354,22 +354,34 @@ class TaskGraphBuilder:
         edges[:] = edges[np.argsort(edges[:, 0], kind="stable")]
         return moved
 
+    def list_rows(self) -> pd.DataFrame:
+        """Return the rows that tasks are laid out from, as a table of tasks without numbers."""
+        return pd.DataFrame({cell.name: self._make_column(cell.name, cell.type) for cell in tables.TASKS}, copy=False)
+
+    def lay_out(self) -> NDArray[np.int64]:
+        """Return the row of each task [tasks]."""
+        self._end_run()
+        begins = np.array([run.begin.rows for run in self._runs], dtype=np.int64)
+        return list_runs(begins, self._count_rows())
+
+    def _count_rows(self) -> NDArray[np.int64]:
+        return np.array([run.end.rows - run.begin.rows for run in self._runs], dtype=np.int64)
+
     def build(self, metadata: GraphMetadata = UNKNOWN) -> TaskGraph:
         """Return the graph collected so far, its matches numbered in the order in which tasks name them first."""
-        self._end_run()
-        begins, ends = (np.array([run[at] for run in self._runs], dtype=np.int64) // (1, 1, 2) for at in (0, 1))
-        shifts, micro_batches, turns = np.array([run[2:] for run in self._runs], dtype=np.int64).T
-        (_, rows, edges), (_, row_counts, edge_counts) = begins.T, (ends - begins).T
-        columns = {cell.name: self._make_column(cell.name, cell.type) for cell in tables.TASKS}
-        tasks = pd.DataFrame(columns, copy=False).take(list_runs(rows, row_counts)).reset_index(drop=True)
-        again = np.repeat(micro_batches, row_counts)
-        tasks["micro_batch"] = tasks["micro_batch"].mask((again >= 0) & tasks["micro_batch"].notna(), again)
+        tasks = self.list_rows().take(self.lay_out()).reset_index(drop=True)
+        counts = self._count_rows()
+        micro_batches = np.repeat([run.micro_batch for run in self._runs], counts)
+        turns = np.repeat([run.turns for run in self._runs], counts)
+        again = (micro_batches >= 0) & tasks["micro_batch"].notna()
+        tasks["micro_batch"] = tasks["micro_batch"].mask(again, micro_batches)
         matches = tasks["match_id"].to_numpy(dtype=np.int64, na_value=_NOWHERE)
-        tasks["match_id"] = _number(matches + np.repeat(turns, row_counts) * (matches >= 0))
+        tasks["match_id"] = _number(matches + turns * (matches >= 0))
         tasks["task_id"] = pd.array(np.arange(self._count), dtype="Int64")
-        waits = _view(self._edges).reshape(-1, 2)[list_runs(edges, edge_counts)]
-        waits += np.repeat(shifts, edge_counts)[:, None]
-        return TaskGraph(tasks, pd.DataFrame(waits, columns=tables.DEPENDENCIES.names), metadata)
+        edges = _view(self._edges).reshape(-1, 2)
+        parts = [edges[run.begin.edges // 2 : run.end.edges // 2] + run.shift for run in self._runs]
+        waits = pd.DataFrame(np.concatenate(parts), columns=tables.DEPENDENCIES.names)
+        return TaskGraph(tasks, waits, metadata)
 
     def _make_column(self, name: str, kind: Any) -> Any:
         """Return a column of the type that the table asks for."""

@@ -14,7 +14,7 @@ Peak memory of each rank: when it is reached, what fills it, and whether it fits
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -31,6 +31,7 @@ from trioflow.parallel.memory.profile import (
     TEMPORARY,
     Lifetimes,
     RankMemory,
+    Runs,
     StorageTable,
     build_storage_table,
     profile_rank,
@@ -195,8 +196,9 @@ def estimate_memory(
     ``torch.cuda.max_memory_allocated`` does: no fragmentation, no context, no buffers of the communication library, and
     of workspaces those of ``count_workspaces`` and what the trace shows as tensors.
     """
-    tasks = program.collected.tasks
-    of_task = tasks["rank"].to_numpy(dtype=np.int64)
+    tasks, written, row_of_task = program.collected.tasks, program.graph.list_rows(), program.graph.lay_out()
+    runs, rank_of_task = Runs.of(written), written["rank"].to_numpy(dtype=np.int64)[row_of_task]
+    micro_batch = tasks["micro_batch"].to_numpy(dtype=np.int64, na_value=-1)
     modules = trace.operators["module"].tolist()
     lifetimes = _lifetimes_of(trace, program, cut)
     classes = program.grid.classify()
@@ -213,29 +215,31 @@ def estimate_memory(
         place = (pipeline if spans or parts else -1, replica if parts else -1)
         if place not in tables:
             tables[place] = _table_of(trace, split, program, *place)
-        rows = _take_rank(tasks, of_task, rank)
-        always = _held_always(program, rank, trace.facts.recipe, rows)
+        first, end = np.searchsorted(rank_of_task, [rank, rank + 1]).tolist()
+        rows, here = row_of_task[first:end], slice(first, end)
+        always = _held_always(program, rank, trace.facts.recipe, written.loc[written["rank"] == rank])
         stages = program.schedule.stages_of_rank(pipeline)
         always["parameter"] = sum(size for size, at in copies if not at or not at.isdisjoint(stages))
         always["workspace"] = workspace + max(tables[place].bytes[tables[place].find(scores)], default=0.0)
         peak = profile_rank(
-            rows,
+            replace(runs.take(rows), micro_batch=micro_batch[here]),
             tables[place],
             program.factors_of(rank) or factors,
             lifetimes(tables[place]),
             always,
             program.memory.get(rank),
+            first,
         )
         ranks = np.flatnonzero(classes == number).tolist()
         peak_entry = {"ranks": ranks, "peak_bytes": peak.peak_bytes, "categories": peak.categories}
         if on_gpu:
-            beside = _list_beside(trace, rows, program, rank, peak)
+            beside = _list_beside(trace, written, rows, program, rank, peak)
             more = sum(size * HELD_BESIDE[name] for name, size in beside.items())
             wanted = peak.peak_bytes + round(more)
             held = min(wanted, max(peak.peak_bytes, room_bytes))
             peak_entry |= {"reserved_bytes": int(held), "beside": beside}
             peak_entry |= {"wanted_bytes": wanted} if wanted > held else {}
-        when = _describe_place(rows, peak, modules)
+        when = _describe_place(tasks[here], peak, modules)
         found.append({**peak_entry, "when": when, "curve": peak.list_changes()})
     return found
 
@@ -263,14 +267,6 @@ def recall_memory(trace: Trace, plan: Plan, factors: Sequence[float]) -> list[di
     ]
 
 
-def _take_rank(tasks: pd.DataFrame, of_task: NDArray[np.int64], rank: int) -> pd.DataFrame:
-    """Return a rank's tasks, not copied where they lie in a row."""
-    rows = np.flatnonzero(of_task == rank)
-    if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
-        return tasks.iloc[rows[0] : rows[-1] + 1]
-    return tasks.iloc[rows]
-
-
 def _size_copies(trace: Trace, program: ProgramBuilder) -> list[tuple[float, frozenset[int]]]:
     """Return the weights that no operator shows: their bytes, and on which stages they lie.
 
@@ -292,7 +288,12 @@ def _size_copies(trace: Trace, program: ProgramBuilder) -> list[tuple[float, fro
 
 
 def _list_beside(
-    trace: ModelGraph, rows: pd.DataFrame, program: ProgramBuilder, rank: int, peak: RankMemory
+    trace: ModelGraph,
+    written: pd.DataFrame,
+    rows: NDArray[np.int64],
+    program: ProgramBuilder,
+    rank: int,
+    peak: RankMemory,
 ) -> dict[str, int]:
     """Return what an allocator holds a share of beside its peak, by ``HELD_BESIDE`` [bytes].
 
@@ -314,8 +315,9 @@ def _list_beside(
         pieces = program.schedule.micro_batches
         phases = ("forward", "backward")[: min(pieces, 2)]
         group = _tensor_group(program, rank)
-        scattered = (rows["name"] == "reduce_scatter") & rows["phase"].isin(phases)
-        waits = float(rows.loc[scattered & (rows["group"] == group), "message_bytes"].sum())
+        scattered = (written["name"] == "reduce_scatter") & written["phase"].isin(phases)
+        sizes = written["message_bytes"].where(scattered & (written["group"] == group), 0)
+        waits = float(sizes.to_numpy(dtype=np.int64)[rows].sum())
         launched = _find_launched(trace)
         launches = sum(int(launched[getattr(work, phase)].sum()) for work in works for phase in phases)
         share = min(LEAD / max(launches, 1), 1.0)
@@ -490,7 +492,7 @@ def _describe_place(tasks: pd.DataFrame, peak: RankMemory, modules: Sequence[str
     task = tasks.iloc[peak.place]
     module = "" if pd.isna(task["op_id"]) else modules[int(task["op_id"])]
     text = f"{task['phase'] or 'end'}{f' of {module}' if module else ''}"
-    if not pd.isna(task["micro_batch"]) and tasks["micro_batch"].nunique() > 1:
+    if not pd.isna(task["micro_batch"]) and tasks["micro_batch"].max() > 0:
         text += f", micro-batch {int(task['micro_batch'])}"
     return f"{text}: {task['name']}"
 

@@ -78,8 +78,10 @@ def build_storage_table(trace: Trace, operators: pd.DataFrame, shares: Mapping[i
     """
     whole, producer, copies = _list_storages(trace)
     share = _share_made(trace, operators, whole, producer)
-    held = [shares.get(storage, part) for storage, part in zip(whole.storage_id.tolist(), share.tolist(), strict=True)]
-    return replace(whole, bytes=whole.bytes * np.array(held) * copies)
+    storages, parts = np.array(list(shares), dtype=np.int64), np.array(list(shares.values()), dtype=float)
+    known = np.isin(storages, whole.storage_id)
+    share[np.searchsorted(whole.storage_id, storages[known])] = parts[known]
+    return replace(whole, bytes=whole.bytes * share * copies)
 
 
 @of_model
@@ -305,97 +307,99 @@ class RankMemory:
 
 
 def profile_rank(
-    tasks: pd.DataFrame,
+    tasks: Runs,
     table: StorageTable,
     factors: Sequence[float],
     lifetimes: Lifetimes,
     fixed: dict[str, float],
     held: HeldMemory | None = None,
+    first_task: int = 0,
 ) -> RankMemory:
-    """Return the peak of one rank's step; ``fixed`` is there all the time, by category [bytes].
+    """Return the peak of one rank's step, of all its ``tasks``; ``fixed`` is there all the time, by category [bytes].
 
     A result lives until the last task that uses it; operators that run again make it again, and backward uses the
     latest. A gradient stays until the end of the step, one of a further micro-batch until it has been added to the
-    first.
+    first. ``held`` names tasks by their ``task_id``, the rank's by numbers in a row from ``first_task`` on.
     """
-    held = held or HeldMemory()
-    runs = _list_runs(tasks)
-    levels = np.zeros((len(CATEGORIES), len(tasks) + 1))
-    for category, size in fixed.items():
-        levels[CATEGORIES.index(category), 0] += size
-    if len(runs.op_id):
-        found = _find_instances(runs, table)
+    held, count = held or HeldMemory(), len(tasks.op_id)
+    named = [(0, CATEGORIES.index(name), size) for name, size in fixed.items()]
+    named += [(task - first_task, CATEGORIES.index(name), size) for task, name, size in held.changes]
+    changes = [np.array(named, dtype=float).reshape(-1, 3)]  # place, category, more or less [bytes]
+    place = np.flatnonzero(tasks.op_id >= 0)
+    if len(place):
+        runs = tasks.take(place)
+        found = _find_instances(runs, place, table)
+        category = np.array([CATEGORIES.index(name) for name in table.categories[0]])[table.categories[1]]
         stays = ~table.made | (lifetimes.gradients_stay & table.is_gradient)
-        for index in np.unique(found.storage[stays[found.storage]]):
-            grows = table.growing[index]
-            size = table.bytes[index] * (1 - grows + grows * sum(factors))
-            size *= 1 + lifetimes.made_stays * table.is_gradient[index]
-            levels[CATEGORIES.index(table.category[index]), 0] += size
+        always = np.unique(found.storage[stays[found.storage]])
+        grows = table.growing[always]
+        size = table.bytes[always] * (1 - grows + grows * sum(factors))
+        size *= 1 + lifetimes.made_stays * table.is_gradient[always]
+        changes.append(np.column_stack([np.zeros(len(always)), category[always], size]))
         passing = _comes_and_goes(found, table, lifetimes)
         if not lifetimes.made_share:
             passing &= ~stays[found.storage]
         passing &= ~np.isin(found.storage, lifetimes.of_update)
         found = found.choose(passing)
-        death = _choose_deaths(found, table, runs, lifetimes, tasks, held)
+        death = _choose_deaths(found, table, runs, place, lifetimes, count, held.dropped, first_task)
         made = np.where(table.is_gradient, lifetimes.made_share or 1.0, 1.0)
-        _add_instances(levels, found, table, factors, death, made)
-    if held.changes:
-        from_task, names, more = zip(*held.changes, strict=True)
-        changed = np.array([CATEGORIES.index(name) for name in names])
-        task_ids = tasks["task_id"].to_numpy(dtype=np.int64)
-        np.add.at(levels, (changed, np.searchsorted(task_ids, np.array(from_task))), more)
-    levels = np.cumsum(levels, axis=1)[:, : max(len(tasks), 1)]
-    total = levels.sum(axis=0)
-    place = int(total.argmax())
-    filled = {name: round(float(levels[i, place])) for i, name in enumerate(CATEGORIES)}
-    ordered = sorted(filled.items(), key=lambda item: -item[1])
-    return RankMemory(sum(filled.values()), place, {name: size for name, size in ordered if size > 0}, total)
+        size = _size_instances(found, table.bytes * made, table.growing, factors)
+        changes.append(np.column_stack([found.birth, category[found.storage], size]))
+        changes.append(np.column_stack([death + 1, category[found.storage], -size]))
+    places, categories, sizes = np.concatenate(changes).T
+    at, of = np.minimum(places, count).astype(np.int64), categories.astype(np.int64)
+    total = np.cumsum(np.bincount(at, sizes, minlength=count + 1)[: max(count, 1)], dtype=np.float64)
+    peak = int(np.rint(total).argmax())
+    filled = np.bincount(of[at <= peak], sizes[at <= peak], minlength=len(CATEGORIES))
+    rounded = {name: round(size) for name, size in zip(CATEGORIES, filled.tolist(), strict=True)}
+    ordered = sorted(rounded.items(), key=lambda item: -item[1])
+    return RankMemory(sum(rounded.values()), peak, {name: size for name, size in ordered if size > 0}, total)
 
 
 @dataclass(frozen=True)
-class _Runs:
-    """Operators as a rank runs them: place among its tasks, operator, micro-batch, stage, kind of run."""
+class Runs:
+    """Which operators some tasks run, by columns of them."""
 
-    place: NDArray[np.int64]
-    op_id: NDArray[np.int64]
-    micro_batch: NDArray[np.int64]
+    op_id: NDArray[np.int64]  # -1 for none: launches on the host, blocks of an operator but the last one
+    micro_batch: NDArray[np.int64]  # -1 for none
     stage: NDArray[np.int64]
+    # Whether it runs forward, again too, or backward; whether it is the part of backward that makes weights' gradients
     forward: NDArray[np.bool_]
     backward: NDArray[np.bool_]
-    split: bool
+    of_weights: NDArray[np.bool_]
 
-    def bound_backward(self, stage: NDArray[np.int64], micro_batch: NDArray[np.int64], last: bool) -> NDArray[np.int64]:
-        """Return the place of the first, or last, backward run of some stages' micro-batches; -1 where there is none."""
+    @classmethod
+    def of(cls, tasks: pd.DataFrame) -> Runs:
+        """Return what the tasks of a table run."""
+        names = tasks["name"].str
+        none = (tasks["kind"] == "host").to_numpy(dtype=bool) | names.startswith(BLOCK).to_numpy(dtype=bool)
+        again = names.startswith(AGAIN).to_numpy(dtype=bool)
+        forward, backward = ((tasks["phase"] == phase).to_numpy(dtype=bool) for phase in ("forward", "backward"))
+        return cls(
+            np.where(none, -1, tasks["op_id"].to_numpy(dtype=np.int64, na_value=-1)),
+            tasks["micro_batch"].to_numpy(dtype=np.int64, na_value=-1),
+            tasks["stage"].to_numpy(dtype=np.int64, na_value=0),
+            forward | again,
+            backward & ~again,
+            names.endswith(f" ({BACKWARD_WEIGHT})").to_numpy(dtype=bool),
+        )
+
+    def take(self, rows: NDArray[np.int64]) -> Runs:
+        """Return some of them."""
+        return Runs(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+    def bound_backward(
+        self, place: NDArray[np.int64], stage: NDArray[np.int64], micro_batch: NDArray[np.int64], last: bool
+    ) -> NDArray[np.int64]:
+        """Return the ``place`` of the first, or last, backward run of some stages' micro-batches; -1 where there is none."""
         stages = max(int(one.max(initial=0)) for one in (self.stage, stage)) + 1
         count = max(int(one.max(initial=0)) for one in (self.micro_batch, micro_batch)) + 2
         found = np.full((stages, count), -1, dtype=np.int64)
         step = 1 if last else -1  # the last one written stands
-        columns = (self.stage, self.micro_batch, self.place)
+        columns = (self.stage, self.micro_batch, place)
         runs, micro_batches, places = (one[self.backward][::step] for one in columns)
         found[runs, micro_batches + 1] = places
         return found[stage, micro_batch + 1]
-
-
-def _list_runs(tasks: pd.DataFrame) -> _Runs:
-    """Return the rank's operators; launches on the host are not runs of their own."""
-    chosen = tasks["op_id"].notna().to_numpy() & (tasks["kind"] != "host").to_numpy()
-    chosen &= ~tasks["name"].str.startswith(BLOCK).to_numpy(dtype=bool)
-    names = tasks["name"][chosen]
-    op_id, micro_batch, stage = (
-        tasks[column].to_numpy(dtype=np.int64, na_value=absent)[chosen]
-        for column, absent in (("op_id", -1), ("micro_batch", -1), ("stage", 0))
-    )
-    again = names.str.startswith(AGAIN).to_numpy(dtype=bool)
-    forward, backward = ((tasks["phase"] == phase).to_numpy(dtype=bool)[chosen] for phase in ("forward", "backward"))
-    return _Runs(
-        np.flatnonzero(chosen),
-        op_id,
-        micro_batch,
-        stage,
-        forward | again,
-        backward & ~again,
-        bool(names.str.endswith(f" ({BACKWARD_WEIGHT})").any()),
-    )
 
 
 @dataclass(frozen=True)
@@ -420,11 +424,11 @@ def _comes_and_goes(found: _Instances, table: StorageTable, lifetimes: Lifetimes
     return table.made[found.storage] & (found.made | arrives)
 
 
-def _find_instances(runs: _Runs, table: StorageTable) -> _Instances:
-    """Join each use of a storage to the run that made it last."""
+def _find_instances(runs: Runs, place: NDArray[np.int64], table: StorageTable) -> _Instances:
+    """Join each use of a storage to the run that made it last; ``place``: of each run among the rank's tasks."""
     row, storage, makes = table.used_by(runs.op_id)
     micro_batch = np.where(table.made[storage], runs.micro_batch[row], -1)
-    order = np.lexsort((runs.place[row], micro_batch, storage))
+    order = np.argsort(storage * (int(micro_batch.max(initial=0)) + 2) + micro_batch, kind="stable")
     row, storage, makes, micro_batch = row[order], storage[order], makes[order], micro_batch[order]
     same = np.zeros(len(storage), dtype=bool)
     same[1:] = (storage[1:] == storage[:-1]) & (micro_batch[1:] == micro_batch[:-1])
@@ -433,56 +437,53 @@ def _find_instances(runs: _Runs, table: StorageTable) -> _Instances:
     twice[1:] &= runs.op_id[row[1:]] == runs.op_id[row[:-1]]
     first = np.flatnonzero(~same | (makes & ~twice))
     last = np.append(first[1:], len(storage)) - 1
-    birth, death = runs.place[row[first]], runs.place[row[last]]
+    birth, death = place[row[first]], place[row[last]]
     is_gradient = table.is_gradient[storage[first]]
-    if runs.split:
+    if runs.of_weights.any():
         # W makes gradients; what either part of backward reads stays until W has ended.
         again = np.minimum(first + 1, last)
-        birth = np.where(is_gradient & twice[again], runs.place[row[again]], birth)
+        birth = np.where(is_gradient & twice[again], place[row[again]], birth)
         read = np.maximum.reduceat(runs.backward[row].astype(np.int8), first) > 0
-        ends = runs.bound_backward(runs.stage[row[first]], micro_batch[first], last=True)
+        ends = runs.bound_backward(place, runs.stage[row[first]], micro_batch[first], last=True)
         death = np.where(read & runs.forward[row[first]], np.maximum(death, ends), death)
     return _Instances(storage[first], micro_batch[first], birth, death, runs.stage[row[first]], makes[first])
 
 
-def _add_instances(
-    levels: NDArray[np.float64],
-    instances: _Instances,
-    table: StorageTable,
-    factors: Sequence[float],
-    death: NDArray[np.int64],
-    made: NDArray[np.float64],
-) -> None:
-    """Add what comes and goes to the changes of each category."""
+def _size_instances(
+    instances: _Instances, whole: NDArray[np.float64], growing: NDArray[np.float64], factors: Sequence[float]
+) -> NDArray[np.float64]:
+    """Return the size of each allocation; ``whole``: of each storage for the traced batch [bytes]."""
     sizes = np.append(np.asarray(factors, dtype=float), 1.0)[instances.micro_batch]
-    grows = table.growing[instances.storage]
-    size = (table.bytes * made)[instances.storage] * (1 - grows + grows * sizes)
-    names, codes = table.categories
-    rows = np.array([CATEGORIES.index(name) for name in names])[codes[instances.storage]]
-    np.add.at(levels, (rows, instances.birth), size)
-    np.add.at(levels, (rows, np.minimum(death + 1, levels.shape[1] - 1)), -size)
+    grows = growing[instances.storage]
+    return np.asarray(whole[instances.storage] * (1 - grows + grows * sizes))
 
 
 def _choose_deaths(
-    instances: _Instances, table: StorageTable, runs: _Runs, lifetimes: Lifetimes, tasks: pd.DataFrame, held: HeldMemory
+    instances: _Instances,
+    table: StorageTable,
+    runs: Runs,
+    place: NDArray[np.int64],
+    lifetimes: Lifetimes,
+    end: int,
+    dropped: Sequence[tuple[int, frozenset[int]]],
+    first_task: int,
 ) -> NDArray[np.int64]:
     """Return where each allocation is dropped, the framework's own rules included."""
-    death, end = instances.death.copy(), len(tasks)
+    death = instances.death.copy()
     stage, micro_batch = instances.stage, instances.micro_batch
     for until, last in ((lifetimes.until_backward, False), (lifetimes.through_backward, True)):
-        bound = np.maximum(runs.bound_backward(stage, micro_batch, last=last), death)
+        bound = np.maximum(runs.bound_backward(place, stage, micro_batch, last=last), death)
         death = np.where(np.isin(instances.storage, until), bound, death)
     gradient = np.flatnonzero(table.is_gradient[instances.storage])
     if lifetimes.gradients_stay:
-        ends = runs.bound_backward(stage[gradient], micro_batch[gradient], last=True)
+        ends = runs.bound_backward(place, stage[gradient], micro_batch[gradient], last=True)
         death[gradient] = np.where(ends < 0, death[gradient], ends)
         return death
     _, firsts = np.unique(instances.storage[gradient], return_index=True)
     kept = gradient[firsts] if lifetimes.adds_up else gradient
     death[kept] = end
-    task_ids = tasks["task_id"].to_numpy(dtype=np.int64)
-    for task_id, storages in held.dropped:
-        place = int(np.searchsorted(task_ids, task_id))
+    for task_id, storages in dropped:
+        dropped_at = task_id - first_task
         gone = kept[np.isin(table.storage_id[instances.storage[kept]], list(storages))]
-        death[gone] = np.where(instances.birth[gone] < place, np.minimum(death[gone], place - 1), death[gone])
+        death[gone] = np.where(instances.birth[gone] < dropped_at, np.minimum(death[gone], dropped_at - 1), death[gone])
     return death
