@@ -10,7 +10,7 @@ from trioflow.costmodel.choices import find_collectives, load_collectives
 from trioflow.costmodel.collectives.model import wire_factor
 from trioflow.hardware.machine import Platform, Routing
 from trioflow.hardware.platform import SHIPPED, list_platforms, load_platform
-from trioflow.network.collectives import RelinkedCollectives, hold_to_links
+from trioflow.network.collectives import RelinkedCollectives, scale_to_links
 from trioflow.prediction.assembly import choose_collectives, doubt_collectives
 from trioflow.prediction.step import Options
 
@@ -36,7 +36,7 @@ def test_shipped_platforms_take_their_measurements_as_they_are(name: str) -> Non
     path = find_collectives(platform)
     if path is not None:
         cost = load_collectives(path)
-        held = hold_to_links(cost, platform)
+        held = scale_to_links(cost, platform)
         if held is not cost:  # measured on an older GPU's node, and scaled by the rate of the links
             assert isinstance(held, RelinkedCollectives) and held.bandwidth == 2
 
@@ -72,6 +72,15 @@ def test_other_links_inside_a_node_count_whatever_the_platform_is_called(
     whole = choose_collectives(load_platform("dgx-h100", ranks))
     times = [one.time_s("all_gather", 8, LARGE_BYTES).time_s for one in (cost, whole)]
     assert times[0] / times[1] == pytest.approx(1 / factor, rel=0.15)
+
+
+def test_one_slow_link_inside_one_of_many_nodes_counts() -> None:
+    whole = load_platform("dgx-h100", 64)
+    place = next(place for place, link in enumerate(whole.links) if link.source == "node5-nvswitch0")
+    slow = list(whole.links)
+    slow[place] = slow[place]._replace(bandwidth_bytes_per_s=slow[place].bandwidth_bytes_per_s / 4)
+    cost = choose_collectives(replace(whole, links=tuple(slow)))
+    assert isinstance(cost, RelinkedCollectives) and cost.bandwidth == 0.25
 
 
 def test_slower_hops_and_failed_links_count_too() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import permutations
 from typing import Literal, Protocol
 
 import numpy as np
@@ -24,7 +25,7 @@ from trioflow.network.networks import FlowShape, pair_group
 from trioflow.network.routing import Router
 
 Routes = dict[tuple[int, int], tuple[float, float]]
-"""Bandwidth of the narrowest link [bytes/s] and latency [s] from rank to rank of a node."""
+"""Bandwidth of the narrowest link [bytes/s] and latency [s] from place to place of a node."""
 
 
 @dataclass(frozen=True)
@@ -75,25 +76,24 @@ class LinkCollectives:
         return CollectiveTime(time_s, time_s, time_s, UNCALIBRATED)
 
 
-def hold_to_links(cost: CollectiveCost, platform: Platform) -> CollectiveCost:
-    """Return measured collectives as a platform's links leave them; the same where these are as shipped, or none ships.
+def scale_to_links(cost: CollectiveCost, platform: Platform) -> CollectiveCost:
+    """Return measured collectives as a platform's links leave them; the same where none ships, or links inside a node agree.
 
     ``cost``: measured on, or inside a node of, a machine that ships under the platform's name or that of its
     ``node_collectives``. Links between nodes are left out: nothing measured there is taken from a shipped model.
     """
-    shipped = _find_measured_machine(platform)
-    if shipped is None or (shipped.links, shipped.routing) == (platform.links, platform.routing):
+    shipped = _load_measured_node(platform)
+    if shipped is None:
         return cost
     here, there = _measure_routes(platform), _measure_routes(shipped)
     if not here or not there:
         return cost
-    shared = sorted(here.keys() & there.keys())
     if here.keys() <= there.keys():
-        bandwidth = min(here[pair][0] / there[pair][0] for pair in shared)
-        hop_s = max((here[pair][1] - there[pair][1] for pair in shared), key=abs)
+        bandwidth = min(here[pair][0] / there[pair][0] for pair in here)
+        hop_s = max((here[pair][1] - there[pair][1] for pair in here), key=abs)
     else:
-        bandwidth, hop_s = (_worst(here)[i] for i in (0, 1))
-        bandwidth, hop_s = bandwidth / _worst(there)[0], hop_s - _worst(there)[1]
+        (rate, latency_s), (measured_rate, measured_latency_s) = _find_worst(here), _find_worst(there)
+        bandwidth, hop_s = rate / measured_rate, latency_s - measured_latency_s
     if bandwidth == 1.0 and hop_s == 0.0:
         return cost
     changes = [f"{bandwidth:.3g} times the bandwidth"] if bandwidth != 1.0 else []
@@ -107,16 +107,12 @@ def hold_to_links(cost: CollectiveCost, platform: Platform) -> CollectiveCost:
     return RelinkedCollectives(cost, bandwidth, hop_s, warning, **named)
 
 
-def _find_measured_machine(platform: Platform) -> Platform | None:
-    """Return the shipped platform that measured collectives hold for, of as many ranks: its own name's, then its node's."""
-    known = list_platforms()
-    for name in (platform.node_collectives, platform.name):
-        if name in known:
-            return _load(name, platform.ranks, platform.ranks_per_node)
-    for name in known:
-        if platform.node_collectives and _node_model(name) == platform.node_collectives:
-            return _load(name, platform.ranks, platform.ranks_per_node)
-    return None
+def _load_measured_node(platform: Platform) -> Platform | None:
+    """Return a node of the shipped platform that measured collectives hold for: its node's name, then its own."""
+    known, wanted = list_platforms(), platform.node_collectives
+    named = [name for name in (wanted, platform.name) if name in known]
+    named += [name for name in known if wanted and _node_model(name) == wanted]
+    return _load(named[0], min(platform.ranks, platform.ranks_per_node or platform.ranks)) if named else None
 
 
 @cache
@@ -125,34 +121,54 @@ def _node_model(name: str) -> str | None:
 
 
 @cache
-def _load(name: str, ranks: int, ranks_per_node: int | None) -> Platform:
-    """Return a shipped platform of so many ranks, or of a node's, or of all that it has."""
-    for count in (ranks, min(ranks, ranks_per_node or ranks)):
-        try:
-            return load_platform(name, count)
-        except PlatformError:
-            continue
-    return load_platform(name)
+def _load(name: str, ranks: int) -> Platform:
+    """Return a shipped platform of so many ranks, or of all that it has."""
+    try:
+        return load_platform(name, ranks)
+    except PlatformError:
+        return load_platform(name)
 
 
 def _measure_routes(platform: Platform) -> Routes:
-    """Return how every two ranks of a node are joined."""
-    router, found = Router(platform.links, platform.routing), {}
+    """Return how places of a node are joined, at the narrowest and slowest of its nodes that differ."""
+    router, routes = Router(platform.links, platform.routing), dict[tuple[int, int], tuple[float, float]]()
+    for node in _list_distinct_nodes(platform):
+        for (start, source), (end, target) in permutations(enumerate(map(name_rank_node, node)), 2):
+            links = [platform.links[place] for place in router.route(source, target)]
+            rate, latency_s = min(link.bandwidth_bytes_per_s for link in links), sum(link.latency_s for link in links)
+            known = routes.setdefault((start, end), (rate, latency_s))
+            routes[start, end] = min(rate, known[0]), max(latency_s, known[1])
+    return routes
+
+
+def _list_distinct_nodes(platform: Platform) -> list[range]:
+    """Return the ranks of nodes that differ inside: one of all whose working links are the same but for their names.
+
+    Links of a node are those of its ranks and of whatever is joined to it before any other node: switches and cards.
+    """
     per_node = platform.ranks_per_node or platform.ranks
-    for source in range(platform.ranks):
-        first = source - source % per_node
-        for target in range(first, min(first + per_node, platform.ranks)):
-            if source == target:
-                continue
-            route = router.route(name_rank_node(source), name_rank_node(target))
-            rates = [platform.links[place].bandwidth_bytes_per_s for place in route]
-            latency_s = sum(platform.links[place].latency_s for place in route)
-            found[source, target] = (min(rates), latency_s)
-    return found
+    nodes = [range(first, min(first + per_node, platform.ranks)) for first in range(0, platform.ranks, per_node)]
+    places = [{name_rank_node(rank): place for place, rank in enumerate(node)} for node in nodes]
+    links = [link for link in platform.links if link[:2] not in platform.routing.failed]
+    node_of = {name: number for number, names in enumerate(places) for name in names}
+    ends = {pair for source, target, *_ in links for pair in ((source, target), (target, source))}
+    while joined := [(a, b) for a, b in ends if b not in node_of and a in node_of]:
+        several = {b for a, b in joined if node_of[a] != node_of.setdefault(b, node_of[a])}
+        node_of.update(dict.fromkeys(several, _SHARED))
+    inside: list[list[tuple[float, ...]]] = [[] for _ in nodes]
+    for source, target, *values in links:
+        for number in {node_of.get(source, _SHARED), node_of.get(target, _SHARED)} - {_SHARED}:
+            known = places[number]
+            inside[number].append((*(known.setdefault(end, len(known)) for end in (source, target)), *values))
+    return list({tuple(held): node for held, node in zip(inside[::-1], nodes[::-1], strict=True)}.values())
 
 
-def _worst(routes: Routes) -> tuple[float, float]:
-    return min(r[0] for r in routes.values()), max(r[1] for r in routes.values())
+_SHARED = -1
+"""Stands for the node of a switch that several nodes are joined to."""
+
+
+def _find_worst(routes: Routes) -> tuple[float, float]:
+    return min(route[0] for route in routes.values()), max(route[1] for route in routes.values())
 
 
 UNCALIBRATED = "uncalibrated"

@@ -16,7 +16,7 @@ from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.hardware.machine import Device, DeviceSheet, Platform
 from trioflow.hardware.platform import OFFLOAD_RATES, describe_unmeasured
 from trioflow.network.across_nodes import describe_inter_node, has_several_nodes, open_platform
-from trioflow.network.collectives import CollectiveCost, LinkCollectives, hold_to_links
+from trioflow.network.collectives import CollectiveCost, LinkCollectives, scale_to_links
 from trioflow.parallel.extrapolate import extrapolate, release_sends
 from trioflow.parallel.model_graph import ModelGraph
 from trioflow.parallel.plan import choose_plan, cut_batch, read_stages
@@ -322,7 +322,7 @@ def _open_collectives(platform: Platform, given: str | None, method: str | None)
     if isinstance(found, PlatformCollectives):
         one_node = platform.ranks if platform.node_collectives else 1
         found = found.in_nodes_of(platform.ranks_per_node or one_node)
-    return hold_to_links(found, platform) if _is_of(found, platform, given) else found
+    return scale_to_links(found, platform) if _is_of(found, platform, given) else found
 
 
 def doubt_collectives(collectives: CollectiveCost | None, platform: Platform, options: Options = DEFAULTS) -> list[str]:
