@@ -6,6 +6,7 @@ Measured collectives hold for the links that they were measured over: other link
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -150,11 +151,16 @@ def _list_distinct_nodes(platform: Platform) -> list[range]:
     nodes = [range(first, min(first + per_node, platform.ranks)) for first in range(0, platform.ranks, per_node)]
     places = [{name_rank_node(rank): place for place, rank in enumerate(node)} for node in nodes]
     links = [link for link in platform.links if link[:2] not in platform.routing.failed]
-    node_of = {name: number for number, names in enumerate(places) for name in names}
-    ends = {pair for source, target, *_ in links for pair in ((source, target), (target, source))}
-    while joined := [(a, b) for a, b in ends if b not in node_of and a in node_of]:
-        several = {b for a, b in joined if node_of[a] != node_of.setdefault(b, node_of[a])}
-        node_of.update(dict.fromkeys(several, _SHARED))
+    neighbours = defaultdict(list)
+    for source, target, *_ in links:
+        neighbours[source].append(target)
+        neighbours[target].append(source)
+    node_of = reached = {name: number for number, names in enumerate(places) for name in names}
+    while reached:
+        joined = [(a, b) for a in reached for b in neighbours[a] if b not in node_of]
+        reached = {b: node_of[a] for a, b in joined}
+        reached |= dict.fromkeys((b for a, b in joined if node_of[a] != reached[b]), _SHARED)
+        node_of = node_of | reached
     inside: list[list[tuple[float, ...]]] = [[] for _ in nodes]
     for source, target, *values in links:
         for number in {node_of.get(source, _SHARED), node_of.get(target, _SHARED)} - {_SHARED}:
