@@ -13,6 +13,7 @@ from trioflow.costmodel.collectives.platform import METHODS
 from trioflow.costmodel.files import SHIPPED_MODELS
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow_evaluation.fits.collectives import FILE, PLATFORMS, PUBLIC_TABLES, fit_published, read_public_samples
+from trioflow_evaluation.validation.collective_baselines import BASELINES
 from trioflow_evaluation.validation.operators import validate_collectives
 
 # As published: time [us] and bus bandwidth [GB/s] of half-precision all-reduces (A100: NCCL 2.27.3,
@@ -103,7 +104,7 @@ def validation(mirror: Path) -> pd.DataFrame:
 def test_validation_fits_its_table_and_names_every_model(validation: pd.DataFrame) -> None:
     tables.validate(tables.to_arrow(validation, "validation"), "validation")
     counts = validation.groupby("model").size()
-    assert set(counts.index) == set(METHODS)
+    assert set(counts.index) == {*METHODS, *BASELINES}
     assert counts.nunique() == 1
 
 

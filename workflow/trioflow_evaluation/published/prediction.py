@@ -50,6 +50,7 @@ from trioflow.trace.store import Trace, tensor_bytes
 
 from trioflow_evaluation.fits.operators import PublishedDevice, load_published, without_workload
 from trioflow_evaluation.published.cases import PublishedRow
+from trioflow_evaluation.validation.collective_baselines import with_baselines
 
 _DEFAULT_BANDWIDTH_BYTES_PER_S = 65.0e9
 """What the code takes by default: bytes of an all-reduce or a message over this are its time."""
@@ -421,7 +422,7 @@ class PreparedCase:
         if found is None:
             return None
         if chosen.method and isinstance(found, PlatformCollectives):
-            found = found.using(chosen.method)
+            found = with_baselines(found).using(chosen.method)
         if (chosen.bandwidth, chosen.latency) == (1.0, 1.0):
             return found
         return ScaledCollectives(found, chosen.bandwidth, chosen.latency)

@@ -20,7 +20,6 @@ import pandas as pd
 from trioflow import tables
 from trioflow.base.units import ns_to_s
 from trioflow.costmodel.collectives.platform import (
-    METHODS,
     RANKS,
     RANKS_BEYOND,
     SIZE,
@@ -39,6 +38,7 @@ from trioflow.trace.store import Trace
 from trioflow_evaluation.fits.collectives import PLATFORMS, read_public_samples
 from trioflow_evaluation.fits.operators import TEST, TRAIN, PublishedDevice, load_published, without_workload
 from trioflow_evaluation.tables import CLASSES, OPERATORS
+from trioflow_evaluation.validation.collective_baselines import BASELINES
 
 BATCH_CHANGE, LEFT_OUT, OPERATOR_DATA = "batch-change", "leave-workload-out", "operator-data"
 
@@ -246,7 +246,7 @@ class _Series:
 
 
 def validate_collectives(data_folder: str | Path) -> pd.DataFrame:
-    """Judge every way to predict on every public table (``tables.VALIDATION``).
+    """Judge every method on every public table (``tables.VALIDATION``).
 
     Groups: ``sizes ...`` (every other size predicts the rest, both ways round), ``4 ranks from 2
     and 8 ...``, ``8 ranks from 2 and 4 ...`` and, where more were measured, ``ranks from all others
@@ -267,7 +267,9 @@ def _fit(series: _Series, samples: pd.DataFrame, situations: tuple[str, ...]) ->
     """Fit the series' machine; pairs and clusters are taken for their GPU's usual node."""
     gpu = series.platform.partition("-")[0]
     platform = next(p for p in PLATFORMS.values() if p.measured.startswith(gpu))
-    return fit_platform_collectives(samples, series.platform, series.library, platform.machine(), situations=situations)
+    return fit_platform_collectives(
+        samples, series.platform, series.library, platform.machine(), situations=situations, others=BASELINES
+    )
 
 
 def _judge_sizes(series: _Series) -> Iterator[pd.DataFrame]:
@@ -321,11 +323,11 @@ def _sample(points: pd.DataFrame) -> pd.DataFrame:
 def _predict_left_out(
     series: _Series, model: PlatformCollectives, rows: pd.DataFrame, group: str, source: str
 ) -> pd.DataFrame:
-    """Return the validation rows of some messages, in every way to predict."""
+    """Return the validation rows of some messages, by every method."""
     key = ["collective", "ranks", "nodes", "message_bytes"]
     repeats = _of_points(series.samples, rows).groupby(key)["time_ns"].apply(list).to_dict()
     found = []
-    for method in METHODS:
+    for method in model.methods:
         asked = model.using(method)
         for collective, ranks, nodes, size in rows[key].itertuples(index=False):
             times = repeats[collective, ranks, nodes, size]

@@ -1,6 +1,6 @@
 """The collectives of one platform: methods that predict them by operation, ranks and bytes, and how far each may be off.
 
-Two baselines, NCCL's form, and measured curves; intervals by how far away a question is from what was measured.
+NCCL's form, and measured curves that it carries further; intervals by how far away a question is from what was measured.
 
 NCCL's choice of algorithm and protocol by latency and bandwidth, scaled to measured times. The constants are those of a
 version of NCCL (``data/nccl_constants.json``). NCCL uses its times to choose, not to predict: a few factors scale them to
@@ -27,7 +27,6 @@ from trioflow.costmodel.collectives.model import (
     Curve,
     Key,
     check_collective,
-    count_steps,
     extend,
     wire_factor,
 )
@@ -281,7 +280,7 @@ def scale_choices(scales: Any, choices: Choices) -> Any:
     return choices.base_s * factors[0] + choices.hop_s * factors[1] + choices.wire_s / factors[2]
 
 
-METHODS = ("measured", "nccl", "alpha-beta", "one-bandwidth")
+METHODS = ("measured", "nccl")
 SHAPES = ("linear", "nccl", "both")
 """Between two measured sizes: straight, along NCCL's form, or the geometric mean of both."""
 LARGE_BYTES = 64 << 10
@@ -314,13 +313,13 @@ SITUATIONS = (AT, SIZE, SIZE_BEYOND, RANKS, RANKS_BEYOND, OPERATION)
 
 
 class Method(Protocol):
-    """A way to predict."""
+    """Predicts the collectives of one platform."""
 
     def predict(self, key: Key, sizes: Floats) -> Floats:
         """Return the times [s] of messages of some sizes [bytes]."""
 
 
-def _find_relative(collective: str, nodes: int, known: Iterable[tuple[str, str]]) -> str:
+def find_relative(collective: str, nodes: int, known: Iterable[tuple[str, str]]) -> str:
     """Return the operation whose measurements speak for another; InputError where nothing was measured there.
 
     ``known``: what was measured, and whether within a node or between nodes.
@@ -336,43 +335,6 @@ def _find_relative(collective: str, nodes: int, known: Iterable[tuple[str, str]]
         f"no collective was measured {'within a node' if nodes == 1 else 'between nodes'}, so {collective} has no time",
         fix="measure one, or simulate over the platform's links",
     )
-
-
-@dataclass(frozen=True)
-class OneBandwidth:
-    """Bytes over one bandwidth, whatever the operation and the ranks: the TrioSim paper's way."""
-
-    bytes_per_s: float  # Within a node [bytes/s]
-    between_bytes_per_s: float | None  # Between nodes [bytes/s]
-
-    def predict(self, key: Key, sizes: Floats) -> Floats:
-        """Divide by the bandwidth."""
-        rate = self.bytes_per_s if key[2] == 1 else self.between_bytes_per_s
-        return sizes / (rate or self.bytes_per_s)
-
-
-@dataclass(frozen=True)
-class Line:
-    """Latency of a step and slope over bytes on the wire."""
-
-    alpha_s: float
-    beta_s_per_byte: float
-
-
-@dataclass(frozen=True)
-class AlphaBeta:
-    """Steps times a latency plus wire bytes times a slope, for each operation."""
-
-    lines: Mapping[tuple[str, str], Line]
-
-    def predict(self, key: Key, sizes: Floats) -> Floats:
-        """Follow the line of the operation, or of its relative."""
-        collective, ranks, nodes = key
-        line = self.lines[_find_relative(collective, nodes, self.lines), place(nodes)]
-        return (
-            count_steps(collective, ranks) * line.alpha_s
-            + wire_factor(collective, ranks) * line.beta_s_per_byte * sizes
-        )
 
 
 def place(nodes: int) -> str:
@@ -391,7 +353,7 @@ class Nccl:
     def predict(self, key: Key, sizes: Floats) -> Floats:
         """Scale the choice's time with the operation's factors, or with its relative's."""
         collective, ranks, nodes = key
-        calibration = self.calibrations[_find_relative(collective, nodes, self.calibrations), place(nodes)]
+        calibration = self.calibrations[find_relative(collective, nodes, self.calibrations), place(nodes)]
         constants = load_constants(self.library)
         return calibration.apply(
             choose(
@@ -421,7 +383,7 @@ class Measured:
         collective, ranks, nodes = key
         if key in self.curves:
             return self._along(key, sizes)
-        relative = _find_relative(collective, nodes, ((key[0], place(key[2])) for key in self.curves))
+        relative = find_relative(collective, nodes, ((key[0], place(key[2])) for key in self.curves))
         if relative != collective:
             return self._like(key, relative, sizes)
         known = sorted(k for k in self.curves if k[0] == collective and (k[2] == 1) == (nodes == 1))
@@ -536,9 +498,9 @@ class PlatformCollectives:
 
     platform: str
     library: str
-    method: str  # One of ``METHODS``; see :meth:`using`
+    method: str  # Name of one of ``methods``; see :meth:`using`
     machine: NcclMachine  # What NCCL's formulas ask of it
-    ways: Mapping[str, Method]  # The fitted ways to predict, by name
+    methods: Mapping[str, Method]  # Fitted, by name: ``METHODS``, and what they are compared with
     bands: Mapping[str, Bands]  # Intervals of each, by situation and size
     notes: str = ""  # What a reader of a prediction must know
     provenance: Mapping[str, Any] = field(default_factory=dict)  # What it was fitted from
@@ -547,14 +509,14 @@ class PlatformCollectives:
     @property
     def curves(self) -> Mapping[Key, Curve]:
         """Measured curves by (collective, ranks, nodes)."""
-        measured = self.ways["measured"]
+        measured = self.methods["measured"]
         assert isinstance(measured, Measured)
         return measured.curves
 
     def using(self, method: str) -> PlatformCollectives:
         """Return the same platform, predicted by another method; InputError where it is unknown."""
-        if method not in METHODS:
-            raise InputError(f"no collective model is called {method!r}", fix=f"use one of {', '.join(METHODS)}")
+        if method not in self.methods:
+            raise InputError(f"no collective model is called {method!r}", fix=f"use one of {', '.join(self.methods)}")
         return replace(self, method=method, _grids={})
 
     def in_nodes_of(self, ranks: int) -> PlatformCollectives:
@@ -612,7 +574,7 @@ class PlatformCollectives:
             sizes = 2.0 ** (_GRID_DOUBLINGS[0] + steps / _GRID_PER_DOUBLING)
             if key in self.curves:
                 sizes = np.union1d(sizes, self.curves[key].message_bytes)
-            times = np.maximum.accumulate(self.ways[self.method].predict(key, sizes))
+            times = np.maximum.accumulate(self.methods[self.method].predict(key, sizes))
             self._grids[key] = sizes, times
         sizes, times = self._grids[key]
         if size > sizes[-1]:
@@ -621,10 +583,8 @@ class PlatformCollectives:
 
     def save(self, path: str | Path) -> None:
         """Write the model as JSON; equal models give equal bytes."""
-        measured, one, lines = (self.ways[n] for n in ("measured", "one-bandwidth", "alpha-beta"))
+        measured = self.methods["measured"]
         assert isinstance(measured, Measured)
-        assert isinstance(one, OneBandwidth)
-        assert isinstance(lines, AlphaBeta)
         write_json(
             path,
             {
@@ -636,8 +596,6 @@ class PlatformCollectives:
                 "notes": self.notes,
                 "machine": to_json(self.machine),
                 "shape": measured.shape,
-                "one_bandwidth": to_json(one),
-                "alpha_beta": rows_to_json(lines.lines, PLACE),
                 "calibrations": rows_to_json(measured.form.calibrations, PLACE),
                 "curves": rows_to_json(self.curves, GROUP),
                 "bands": {name: rows_to_json(bands, SITUATION) for name, bands in self.bands.items()},
@@ -658,18 +616,12 @@ def _platform_from_json(content: dict[str, Any]) -> PlatformCollectives:
     machine = from_json(content["machine"], NcclMachine)
     form = Nccl(machine, library, rows_from_json(content["calibrations"], PLACE, Calibration))
     curves = rows_from_json(content["curves"], GROUP, Curve)
-    ways: dict[str, Method] = {
-        "nccl": form,
-        "measured": Measured(curves, form, str(content["shape"])),
-        "alpha-beta": AlphaBeta(rows_from_json(content["alpha_beta"], PLACE, Line)),
-        "one-bandwidth": from_json(content["one_bandwidth"], OneBandwidth),
-    }
     return PlatformCollectives(
         str(content["platform"]),
         library,
         str(content["method"]),
         machine,
-        ways,
+        {"measured": Measured(curves, form, str(content["shape"])), "nccl": form},
         {name: rows_from_json(rows, SITUATION, Interval) for name, rows in content["bands"].items()},
         str(content["notes"]),
         dict(content["provenance"]),

@@ -19,9 +19,7 @@ from trioflow.costmodel.collectives.model import (
     Curve,
     Key,
     MessageCurve,
-    count_steps,
     interpolate_time,
-    wire_factor,
 )
 from trioflow.costmodel.collectives.platform import (
     AT,
@@ -37,16 +35,13 @@ from trioflow.costmodel.collectives.platform import (
     SITUATIONS,
     SIZE,
     SIZE_BEYOND,
-    AlphaBeta,
     BandKey,
     Calibration,
     Choices,
-    Line,
     Measured,
     Method,
     Nccl,
     NcclMachine,
-    OneBandwidth,
     PlatformCollectives,
     choose,
     load_constants,
@@ -56,7 +51,7 @@ from trioflow.costmodel.collectives.platform import (
     size_class,
 )
 from trioflow.costmodel.features import Floats
-from trioflow.costmodel.fits.curves import choose_least, solve, solve_nonnegative
+from trioflow.costmodel.fits.curves import choose_least, solve
 from trioflow.costmodel.operators.curves import rounded
 from trioflow.costmodel.uncertainty import COVERAGE, Interval
 from trioflow.tables import COLLECTIVE_SAMPLES, LOST_NS
@@ -193,7 +188,7 @@ def make_curves(points: pd.DataFrame) -> dict[Key, Curve]:
 
 
 def halve(points: pd.DataFrame) -> list[tuple[pd.DataFrame, pd.DataFrame]]:
-    """Return both ways of keeping every other size of each curve and leaving the rest."""
+    """Return both choices of keeping every other size of each curve and leaving the rest."""
     order = points.groupby(["collective", "ranks", "nodes"])["message_bytes"].rank(method="first")
     odd = order.astype(int) % 2 == 1
     return [(points[odd], points[~odd]), (points[~odd], points[odd])]
@@ -256,36 +251,6 @@ def _check_samples(samples: pd.DataFrame, columns: Sequence[str]) -> None:
             raise TableError(f"{rows[name][row]} is below {least}", place=f"row {row}, column {name}")
 
 
-def fit_one_bandwidth(points: pd.DataFrame) -> OneBandwidth:
-    """Fit the bandwidth that misses all messages from ``LARGE_BYTES`` up least, in logarithms."""
-
-    def fit(rows: pd.DataFrame) -> float | None:
-        large = rows[rows["message_bytes"] >= LARGE_BYTES]
-        large = rows if large.empty else large
-        if large.empty:
-            return None
-        return float(np.exp(np.median(np.log(large["message_bytes"] / large["time_s"]))))
-
-    within = fit(points[points["nodes"] == 1])
-    between = fit(points[points["nodes"] > 1])
-    return OneBandwidth(within or between or math.nan, between)
-
-
-def fit_alpha_beta(points: pd.DataFrame) -> AlphaBeta:
-    """Fit latency and slope of every operation, least squared relative error over all its messages."""
-    lines = {}
-    for (collective, between), rows in points.groupby(["collective", points["nodes"] > 1]):
-        name = str(collective)
-        steps = rows["ranks"].map(lambda n, c=name: count_steps(c, int(n)))
-        wire = rows["ranks"].map(lambda n, c=name: wire_factor(c, int(n)))
-        columns = np.column_stack([steps, wire * rows["message_bytes"]]).astype(np.float64)
-        scale = columns.max(axis=0)
-        relative = columns / scale / rows["time_s"].to_numpy()[:, None]
-        line = solve_nonnegative(relative, np.ones(len(rows)))[0]
-        lines[name, "between" if between else "within"] = Line(float(line[0] / scale[0]), float(line[1] / scale[1]))
-    return AlphaBeta(lines)
-
-
 def fit_nccl(points: pd.DataFrame, machine: NcclMachine, library: str) -> Nccl:
     """Calibrate every operation, within and between nodes apart."""
     constants = load_constants(library)
@@ -325,9 +290,7 @@ _BEYOND_DOUBLINGS = 3
 
 _WIDEST_LOG = math.log(100.0)
 
-Ways = Mapping[str, Method]
-
-Fit = Callable[[pd.DataFrame], Ways]
+Fit = Callable[[pd.DataFrame], Mapping[str, Method]]
 
 _BAND_DIGITS = 9
 
@@ -371,12 +334,12 @@ def fit_bands(
         *(_leave_operations(points) if OPERATION in wanted else ()),
     ]
     for kept, asked in left_out:
-        ways = fit(kept) if asked else {}
+        methods = fit(kept) if asked else {}
         for key, situation, rows, doublings in asked:
             sizes = rows["message_bytes"].to_numpy(np.float64)
             found += [
-                _residuals(name, situation, place(key[2]), rows, way.predict(key, sizes), doublings)
-                for name, way in ways.items()
+                _residuals(name, situation, place(key[2]), rows, method.predict(key, sizes), doublings)
+                for name, method in methods.items()
             ]
     bands: dict[str, dict[BandKey, Interval]] = {}
     for group, logs in pd.concat(found).groupby(["name", "situation", "place", "sizes"])["log"] if found else ():
@@ -400,7 +363,7 @@ def _leave_repeats(samples: pd.DataFrame, names: list[str]) -> Iterator[pd.DataF
             rows = heads.assign(time_s=times[:, repeat])
             for between, name in ((False, "within"), (True, "between")):
                 at = ((rows["nodes"] > 1) == between).to_numpy()
-                yield from (_residuals(way, AT, name, rows[at], others[at]) for way in names)
+                yield from (_residuals(method, AT, name, rows[at], others[at]) for method in names)
 
 
 LeftOut = tuple[pd.DataFrame, list[tuple[Key, str, pd.DataFrame, Any]]]
@@ -459,17 +422,6 @@ def _leave_operations(points: pd.DataFrame) -> Iterator[LeftOut]:
         )
 
 
-def _fit_ways(points: pd.DataFrame, machine: NcclMachine, library: str) -> dict[str, Method]:
-    """Fit ways to predict to points, by name."""
-    form = fit_nccl(points, machine, library)
-    return {
-        "one-bandwidth": fit_one_bandwidth(points),
-        "alpha-beta": fit_alpha_beta(points),
-        "nccl": form,
-        "measured": Measured(make_curves(points), form, choose_shape(points, form)),
-    }
-
-
 def fit_platform_collectives(
     samples: pd.DataFrame,
     platform: str,
@@ -478,25 +430,26 @@ def fit_platform_collectives(
     notes: str = "",
     provenance: Mapping[str, Any] | None = None,
     situations: Iterable[str] = SITUATIONS,
+    others: Mapping[str, Callable[[pd.DataFrame], Method]] | None = None,
 ) -> PlatformCollectives:
     """Fit every method and its intervals to ``tables.read_public_samples``, each key from one library and dataset.
 
     The library's version chooses NCCL's constants; ``network_bytes_per_s`` comes from measurements
-    between nodes where unknown. Raises TableError when a column is missing or a collective unknown,
-    InputError when there is no sample, or two sources measured the same.
+    between nodes where unknown. ``others``: what is fitted beside them to compare, and not saved. Raises TableError
+    when a column is missing or a collective unknown, InputError when there is no sample, or two sources measured the
+    same.
     """
     points = thin(median_points(samples))
-    machine = _add_network(machine, points)
-    bands = fit_bands(points, samples, lambda rows: _fit_ways(rows, machine, library), METHODS, situations)
+    machine, others = _add_network(machine, points), others or {}
+
+    def fit(rows: pd.DataFrame) -> dict[str, Method]:
+        form = fit_nccl(rows, machine, library)
+        measured = Measured(make_curves(rows), form, choose_shape(rows, form))
+        return {"measured": measured, "nccl": form, **{name: fit_other(rows) for name, fit_other in others.items()}}
+
+    bands = fit_bands(points, samples, fit, (*METHODS, *others), situations)
     return PlatformCollectives(
-        platform,
-        library,
-        "measured",
-        machine,
-        _fit_ways(points, machine, library),
-        bands,
-        notes,
-        dict(provenance or {}),
+        platform, library, "measured", machine, fit(points), bands, notes, dict(provenance or {})
     )
 
 
