@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from few_facts import few_facts
 from fuzz import count_examples
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from trioflow import tables
 from trioflow.costmodel.collectives.model import COLLECTIVES, CollectiveCostModel
@@ -98,18 +98,6 @@ def test_unchanged_sizes_keep_the_recorded_time(
     assert not found["extrapolated"].any()
 
 
-_MM = ("aten::mm", "forward", 0, 0, 0, 0)
-_BELOW_ZERO = [
-    *[_MM] * 7,
-    ("aten::mm", "backward", 0, 0, 2736, 24017),
-    ("aten::mm", "backward", 0, 0, 2985, 29521),
-    ("aten::mm", "backward", 0, 19, 0, 0),
-    ("aten::mm", "backward", 1, 0, 0, 3356),
-]
-"""SciPy leaves a bound of their exponents by a rounding."""
-
-
-@example([("a", 1, _BELOW_ZERO)], "power", [_MM])
 @settings(max_examples=count_examples(30))
 @given(TRACES, METHOD, ROWS)
 def test_equal_input_gives_equal_bytes_and_loading_changes_nothing(

@@ -15,14 +15,10 @@ from trioflow.base.provenance import read_json
 from trioflow.costmodel.features import resize_batch
 from trioflow.costmodel.fits.operators import DeviceData, fit_device_data
 from trioflow.costmodel.operators.curves import sized_rows
-from trioflow.costmodel.operators.model import (
-    OperatorCostModel,
-    ProportionalModel,
-    load_operator_model,
-    shipped_operator_models,
-)
+from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model, shipped_operator_models
 from trioflow.datasets.catalogue import MODEL_TABLES
 from trioflow.report.scores import score_cases
+from trioflow_evaluation.fits.operator_baselines import ProportionalModel
 from trioflow_evaluation.fits.operators import (
     TEST,
     TRAIN,

@@ -402,12 +402,6 @@ def test_roofline_takes_the_larger_of_compute_and_memory() -> None:
     assert np.abs(summed.predict(SIZES) / times - 1).max() > 0.05
 
 
-def test_power_recovers_exponents() -> None:
-    times = 1e-3 * (1 + SIZES[:, 0]) ** 0.3 * (1 + SIZES[:, 1]) ** 0.2
-    curve = fit_curve("power", SIZES, times)
-    assert curve.coefficients == pytest.approx([1e-3, 0.3, 0.2, 0.0], abs=1e-6)
-
-
 def test_rare_class_borrows_the_shape_and_keeps_its_level() -> None:
     common = [("gemm", "forward", size, 1e-5 + 1e-9 * size) for size in (1e3, 1e4, 1e5, 1e6)]
     curves = fit_class_curves(make_rows([*common, ("norm", "forward", 1e5, 1e-3)]), "linear")

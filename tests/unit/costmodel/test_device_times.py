@@ -9,13 +9,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError, PlatformError
-from trioflow.costmodel.device_times import (
-    lend_recorded_times,
-    load_overrides,
-    nearest_model,
-    prepare_device_times,
-    times_interval,
-)
+from trioflow.costmodel.device_times import load_overrides, nearest_model, prepare_device_times, times_interval
 from trioflow.costmodel.fits.operators import fit_device_model
 from trioflow.costmodel.new_gpu.carry import new_gpu_interval
 from trioflow.costmodel.operators.curves import sized_rows
@@ -205,19 +199,6 @@ def test_the_nearest_model_is_that_of_the_same_chip(a100):
     assert nearest_model(models, find_device("NVIDIA A100-SXM4-40GB"), "fp32") == "a100"
     assert nearest_model(models, find_device("NVIDIA H200"), "bf16") == "h100"
     assert nearest_model({"cpu": models["cpu"]}, find_device("NVIDIA H200"), "bf16") is None
-
-
-def test_models_made_of_recorded_times_alone(a100):
-    trace = make_trace()
-    found = lend_recorded_times([trace], "recorded", A100)
-    assert found.model.rescale(trace.operators, trace.operators)["time_s"].sum() == pytest.approx(
-        trace.facts.step_time_s
-    )
-    assert (found.confidence, found.warnings) == ("measured", [])
-    other = lend_recorded_times([trace], "proportional", H100)
-    assert other.confidence == "uncalibrated" and "not of NVIDIA H100" in other.warnings[0]
-    with pytest.raises(InputError, match="needs a trace with times"):
-        lend_recorded_times([make_trace(timed=False)], "recorded", A100)
 
 
 def test_a_gpu_never_gets_a_processors_model(a100):

@@ -50,7 +50,7 @@ def test_there_is_no_pair_without_a_second_batch() -> None:
 
 
 def test_the_form_that_made_the_times_misses_least() -> None:
-    assert set(METHODS) == {"regression", "li", "roofline", "power"}
+    assert set(METHODS) == {"regression", "li", "roofline"}
     errors = {}
     for method in METHODS:
         held = leave_out(make_traces(), method)

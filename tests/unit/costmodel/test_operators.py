@@ -39,16 +39,9 @@ from trioflow.costmodel.features import (
 from trioflow.costmodel.fits.curves import choose_least, collect_rows, pair_rows, solve_nonnegative, split_groups
 from trioflow.costmodel.fits.operators import METHOD_NAMES, METHODS, fit_named_model, fit_operator_model
 from trioflow.costmodel.operators.curves import rounded
-from trioflow.costmodel.operators.model import (
-    OperatorCostModel,
-    ProportionalModel,
-    RecordedModel,
-    batch_ratio,
-    fit_recorded,
-    load_operator_model,
-    make_unfitted_model,
-)
+from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model
 from trioflow.costmodel.operators.products import PRODUCTS, product_columns, scale_products
+from trioflow_evaluation.fits.operator_baselines import ProportionalModel, batch_ratio, fit_recorded
 
 from costmodel.gpu_synthetic import make_gpu_trace, make_gpu_traces, make_step
 from costmodel.synthetic import law_s, make_operators, make_trace, make_traces
@@ -428,14 +421,6 @@ def test_unknown_names_are_told_the_known_ones():
         fit_named_model(on_a_gpu(), "tilt")
     with pytest.raises(InputError, match="no trace"):
         fit_named_model([], "tile")
-    with pytest.raises(InputError, match="recorded, proportional"):
-        make_unfitted_model("linear", on_a_gpu())
-
-
-def test_recorded_times_alone_make_a_model():
-    traces = on_a_gpu()
-    assert isinstance(make_unfitted_model("recorded", traces), RecordedModel)
-    assert make_unfitted_model("proportional", traces) == ProportionalModel(SHEETED)
 
 
 def test_proportional_scales_fixed_operators_too():
@@ -443,7 +428,6 @@ def test_proportional_scales_fixed_operators_too():
     assert batch_ratio(before, after) == 3
     found = ProportionalModel().rescale(before, after)
     assert found["time_s"].to_numpy() == pytest.approx(3e-9 * before["device_ns"].to_numpy())
-    assert isinstance(ProportionalModel(), OperatorModel)
     with pytest.raises(InputError, match="recorded"):
         ProportionalModel().predict(before)
     with pytest.raises(TableError, match="batch_flop"):

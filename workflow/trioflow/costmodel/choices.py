@@ -8,11 +8,11 @@ from trioflow.base.errors import InputError, PlatformError, suggest
 from trioflow.base.provenance import PACKAGE, read_json, read_table
 from trioflow.costmodel.collectives.model import NODES_FILE, CollectiveCostModel, load_collective_model
 from trioflow.costmodel.collectives.platform import KIND, PlatformCollectives, load_platform_collectives
-from trioflow.costmodel.device_times import DeviceTimes, lend_recorded_times, load_overrides, prepare_device_times
+from trioflow.costmodel.device_times import DeviceTimes, load_overrides, prepare_device_times
 from trioflow.costmodel.features import RowModel
 from trioflow.costmodel.files import SHIPPED_MODELS
-from trioflow.costmodel.operators.model import UNFITTED, load_operator_model
-from trioflow.hardware.machine import Device, DeviceSheet, Platform, list_fitting, resolve_device
+from trioflow.costmodel.operators.model import load_operator_model
+from trioflow.hardware.machine import Device, DeviceSheet, Platform, list_fitting
 from trioflow.hardware.platform import list_platforms, load_platform
 from trioflow.trace.store import Trace
 
@@ -138,15 +138,13 @@ def choose_times(
 ) -> DeviceTimes:
     """Return the traces with a device's times, and the operator model for it.
 
-    ``cost_model``: a file, a shipped model's name or one of ``methods.UNFITTED``; by default chosen
+    ``cost_model``: a file or a shipped model's name; by default chosen
     among this folder's own and those that ship. ``override``: a file of operator times. Raises as
     ``prepare_device_times``, and InputError when a file holds no model or no times.
     """
     overrides = load_overrides(override) if override else None
     models: dict[str, RowModel]
     named = str(cost_model or "")
-    if named in UNFITTED:
-        return lend_recorded_times(traces, named, resolve_device(device)[0], overrides)
     if named:
         models = {named: load_operator_model(find_model(named))}
     else:
@@ -167,7 +165,7 @@ def find_model(name: str) -> Path:
     if "/" not in name and shipped.exists():
         return shipped
     if not Path(name).exists():
-        raise _refuse_name(name, "cost model", "operators.json", UNFITTED, "fit")
+        raise _refuse_name(name, "cost model", "operators.json", [], "fit")
     return Path(name)
 
 

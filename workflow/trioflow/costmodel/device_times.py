@@ -33,7 +33,7 @@ from trioflow.costmodel.new_gpu.carry import (
     retime_operators,
     retime_trace,
 )
-from trioflow.costmodel.operators.model import OperatorCostModel, make_unfitted_model
+from trioflow.costmodel.operators.model import OperatorCostModel
 from trioflow.costmodel.operators.precision import VERSIONS, class_precision, in_precision, load_tensor_tables
 from trioflow.costmodel.uncertainty import WIDEST_FACTOR, combine_intervals
 from trioflow.hardware.machine import (
@@ -294,18 +294,6 @@ def number_rows(*frames: pd.DataFrame) -> NDArray[np.int64]:
     return rows.ngroup().to_numpy().astype(np.int64)
 
 
-@dataclass(frozen=True)
-class TimedTrace:
-    """A trace with predicted times, and how sure they are."""
-
-    # ``device_ns`` of every operator is predicted, ``cpu_ns`` is 0; its step time is their sum.
-    trace: Trace
-    # ``time_s``, ``low_s``, ``high_s`` [s] and ``extrapolated`` of every operator.
-    times: pd.DataFrame
-    low_s: float  # 80 % interval of the sum [s]
-    high_s: float
-
-
 def time_trace(
     trace: Trace,
     model: OperatorModel,
@@ -313,10 +301,10 @@ def time_trace(
     device_name: str | None = None,
     overrides: Overrides | None = None,
     device: str = "cuda",
-) -> TimedTrace:
-    """Predict the time of every operator of a trace; its own times, if any, are not read.
+) -> Trace:
+    """Return a trace with predicted times; its own, if any, are not read.
 
-    The sum's interval joins the held-out error of whole steps predicted from shapes with that of
+    ``device_ns`` of every operator is predicted, ``cpu_ns`` is 0; the step takes their sum, whose interval joins the held-out error of whole steps predicted from shapes with that of
     operators never measured alike: those err together. On a GPU what moves no byte launches
     nothing; host time is not part of it. Raises InputError when the model cannot predict, or an
     override fits no operator.
@@ -351,7 +339,7 @@ def time_trace(
         predicted_times={"interval": [low, high], "basis": basis, "extrapolated_share": share},
         warnings=trace.facts.warn(f"{unread} for {device_name}, {share:.0%} of them by extrapolation{NO_HOST}"),
     )
-    return TimedTrace(Trace(operators, trace.tensors, facts), times, total_s * low, total_s * high)
+    return Trace(operators, trace.tensors, facts)
 
 
 def _beyond(times: pd.DataFrame, total_s: float) -> tuple[float, float]:
@@ -416,7 +404,12 @@ def prepare_device_times(
     """
     if not models:
         raise InputError("no operator cost model ships", fix="give one with --cost-model")
-    _check_overrides(overrides, traces)
+    if overrides is not None and len(traces) > 1:
+        raise InputError(
+            f"{len(traces)} traces were given with operator times from elsewhere",
+            file=overrides.file,
+            fix="give the one trace whose sizes the times are for",
+        )
     if traces[0].facts.timer_floor_s is None:
         models = {
             name: model.in_steps() if isinstance(model, OperatorCostModel) else model for name, model in models.items()
@@ -453,7 +446,7 @@ def prepare_device_times(
         found.traces = [retime_trace(trace, sheet) for trace in traces]
         found.doubt(_EXTRAPOLATED)
     if lent:
-        found.doubt(UNCALIBRATED, _of_another(traced, device_name))
+        found.doubt(UNCALIBRATED, f"compute times are those of the traced device ({traced}), not of {device_name}")
     found.model_text += ", anchored on the recorded times" + (f" of {traced}" if carried else "")
     if overrides is not None:
         found.traces = [override_trace(found.traces[0], overrides)]
@@ -470,24 +463,6 @@ def _check_scaled(facts: Facts, device_name: str, sheet: DeviceSheet | None) -> 
         )
 
 
-def lend_recorded_times(
-    traces: Sequence[Trace], name: str, device_name: str, overrides: Overrides | None = None
-) -> DeviceTimes:
-    """Return traces with a model of their own times; InputError where one holds none."""
-    if any(trace.facts.step_time_source == UNTIMED for trace in traces):
-        raise InputError(f"the cost model {name!r} needs a trace with times")
-    _check_overrides(overrides, traces)
-    given = list(traces)
-    found = DeviceTimes(given, make_unfitted_model(name, given), f"{name}, of the recorded times")
-    if overrides is not None:
-        found.traces = [override_trace(given[0], overrides)]
-        found.doubt(UNCALIBRATED)
-    traced = given[0].facts.device_name
-    if traced != device_name:
-        found.doubt(UNCALIBRATED, _of_another(traced, device_name))
-    return found
-
-
 def _doubt_precision(found: DeviceTimes, precision: str) -> None:
     """Say so where the model knows matrix products in another precision than the trace's."""
     fitted = class_precision(found.model, "gemm")
@@ -497,19 +472,6 @@ def _doubt_precision(found: DeviceTimes, precision: str) -> None:
             f"the cost model knows GEMMs in {fitted}, and the trace's run in {precision}: "
             "their times are those of the former",
         )
-
-
-def _check_overrides(overrides: Overrides | None, traces: Sequence[Trace]) -> None:
-    if overrides is not None and len(traces) > 1:
-        raise InputError(
-            f"{len(traces)} traces were given with operator times from elsewhere",
-            file=overrides.file,
-            fix="give the one trace whose sizes the times are for",
-        )
-
-
-def _of_another(traced: str, device_name: str) -> str:
-    return f"compute times are those of the traced device ({traced}), not of {device_name}"
 
 
 def _time(
@@ -528,7 +490,7 @@ def _time(
     found.traces = [
         time_trace(
             trace, found.model, device_name=device_name, overrides=overrides, device="cpu" if sheet is None else "cuda"
-        ).trace
+        )
         for trace in traces
     ]
     found.model_text += ", from shapes"

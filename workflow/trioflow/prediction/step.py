@@ -30,7 +30,6 @@ from trioflow.base.precision_recipes import DEFAULT_RECIPE, RECIPE_NAMES
 from trioflow.base.provenance import read_json
 from trioflow.base.settings import OPTIMIZERS
 from trioflow.costmodel.collectives.model import load_collective_model
-from trioflow.costmodel.operators.model import UNFITTED
 from trioflow.costmodel.uncertainty import (
     LONG_CONTEXT,
     MANY_NODES,
@@ -147,8 +146,7 @@ class Options(SimulationOptions):
     """Assumptions of a prediction; the fields of ``SimulationOptions`` are its first ones."""
 
     cost_model: str | Path | None = declare(
-        f"operator cost model: a file of `trioflow fit`, a shipped one by name, or {' or '.join(UNFITTED)} (a baseline);"
-        " by default that of the platform's device",
+        "operator cost model: a file of `trioflow fit`, or a shipped one by name; by default that of the platform's device",
         None,
         Flag("MODEL"),
     )

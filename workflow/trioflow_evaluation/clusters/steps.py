@@ -29,7 +29,6 @@ from trioflow.base.experiments import Plan
 from trioflow.base.precision_recipes import NANOTRON
 from trioflow.base.units import BYTES_PER_GIB
 from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.costmodel.operators.model import ProportionalModel
 from trioflow.engine.compiled.run import load_kernels
 from trioflow.hardware.machine import InterNode, Platform
 from trioflow.hardware.platform import load_platform
@@ -64,6 +63,7 @@ from trioflow_evaluation.fits.collectives import (
     name_network,
     read_cluster_runs,
 )
+from trioflow_evaluation.fits.operator_baselines import ProportionalModel
 from trioflow_evaluation.tables import CLUSTER_MEMORY, CLUSTER_STEPS
 
 DEVICE = "NVIDIA H100 80GB HBM3"
@@ -99,7 +99,7 @@ def judge_memory(runs: Sequence[Run]) -> pd.DataFrame:
 def _judge_model(runs: Sequence[Run]) -> list[dict[str, Any]]:
     known: dict[tuple[Any, ...], dict[str, Any]] = {}
     trace, rows = trace_run(runs[0]), []
-    times = replace(time_operators(trace, DEVICE), model=_AnyTime(DEVICE))
+    times = replace(time_operators(trace, DEVICE), model=_AnyTime())
     for run in runs:
         stages = keep_depth(cut_stages(trace, run), run.pipeline)
         pieces = min(run.accumulate, len(stages) + 1 if len(stages) > 1 else 2)

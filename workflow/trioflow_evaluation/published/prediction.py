@@ -48,9 +48,9 @@ from trioflow.tables import records
 from trioflow.trace.importers.detect import import_row
 from trioflow.trace.store import Trace, tensor_bytes
 
+from trioflow_evaluation.fits.collective_baselines import with_baselines
 from trioflow_evaluation.fits.operators import PublishedDevice, load_published, without_workload
 from trioflow_evaluation.published.cases import PublishedRow
-from trioflow_evaluation.validation.collective_baselines import with_baselines
 
 _DEFAULT_BANDWIDTH_BYTES_PER_S = 65.0e9
 """What the code takes by default: bytes of an all-reduce or a message over this are its time."""

@@ -31,14 +31,14 @@ from trioflow.costmodel.features import FEATURES, Floats, OperatorModel, base_cl
 from trioflow.costmodel.fits.collectives import each_curve, fit_platform_collectives, halve, median_points
 from trioflow.costmodel.fits.operators import DEVICE_METHODS, DeviceData, fit_and_hold_out, fit_device_data, fit_table
 from trioflow.costmodel.operators.curves import recorded_times, sized_rows
-from trioflow.costmodel.operators.model import ProportionalModel, fit_recorded
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace
 
+from trioflow_evaluation.fits.collective_baselines import BASELINES
 from trioflow_evaluation.fits.collectives import PLATFORMS, read_public_samples
+from trioflow_evaluation.fits.operator_baselines import ProportionalModel, fit_recorded
 from trioflow_evaluation.fits.operators import TEST, TRAIN, PublishedDevice, load_published, without_workload
 from trioflow_evaluation.tables import CLASSES, OPERATORS
-from trioflow_evaluation.validation.collective_baselines import BASELINES
 
 BATCH_CHANGE, LEFT_OUT, OPERATOR_DATA = "batch-change", "leave-workload-out", "operator-data"
 
@@ -485,7 +485,7 @@ class _Judged:
         """Yield a model for every workload that did not see it."""
         for workload in workloads:
             if model == "proportional":
-                yield workload, ProportionalModel(self.device.name)
+                yield workload, ProportionalModel()
             elif model == "recorded":
                 others = [t for t in self.device.traces if t.facts.workload != workload]
                 yield workload, fit_recorded(others)

@@ -37,7 +37,6 @@ from trioflow.costmodel.operators.curves import (
     pad_flop,
     problem_sizes,
     recorded_times,
-    rounded,
     sized_rows,
     tile_costs,
 )
@@ -166,9 +165,6 @@ _KEPT_CURVES = 10_000
 
 _kept_curves: dict[bytes, Curve] = {}
 
-_MAX_POWER = 1.0
-"""No operator's time grows faster than in proportion with one of its sizes."""
-
 
 @dataclass(frozen=True)
 class Sample:
@@ -275,23 +271,6 @@ def _fit_roofline(sample: Sample) -> Floats:
     return best
 
 
-def _fit_power(sample: Sample) -> Floats:
-    """Least squares of the logarithm, every exponent between 0 and 1."""
-    from scipy.optimize import lsq_linear
-
-    logs = np.log1p(sample.features[:, :SIZES])
-    centre = logs.mean(axis=0)
-    target = np.log(np.maximum(sample.time_s, SHORTEST_S))
-    columns = _with_constant(logs - centre)
-    if sample.weights is not None:
-        columns, target = (columns * np.sqrt(sample.weights)[:, None], target * np.sqrt(sample.weights))
-    low, high = np.r_[-np.inf, np.zeros(SIZES)], np.r_[np.inf, np.full(SIZES, _MAX_POWER)]
-    solution = lsq_linear(columns, target, bounds=(low, high), method="bvls").x
-    exponents = np.clip(solution[1:], 0.0, _MAX_POWER)  # SciPy leaves a bound by a rounding
-    constant = float(np.exp(solution[0] - np.sum(centre * exponents)))
-    return np.array([constant, *(rounded(exponent) for exponent in exponents)])
-
-
 def _fit_bytes(sample: Sample) -> Floats:
     return sample.solve(_with_constant(sample.data[:, None]))[0]
 
@@ -317,7 +296,6 @@ _FITS: dict[str, Callable[[Sample], Floats]] = {
     "linear": _fit_linear,
     "driver": _fit_driver,
     "roofline": _fit_roofline,
-    "power": _fit_power,
     "bytes": _fit_bytes,
     "cached": _fit_cached,
     "tile": _fit_tile,

@@ -301,7 +301,6 @@ def _make_model(
             "predict": fit_step_band(held.rows, ["trace"], held.basis),
             "rescale": fit_step_band(held.pairs, ["recorded_trace", "target_trace"], held.basis, stand_in),
         },
-        class_errors=class_errors(held, resized),
         facts={"basis": held.basis, **facts},
         products=device,
     )
@@ -440,7 +439,7 @@ def _of_class(rows: pd.DataFrame, name: str, phase: str) -> pd.DataFrame:
     return rows[((rows[column] == name) & (rows["phase"] == phase)).to_numpy()]
 
 
-METHODS = {"regression": "linear", "li": "driver", "roofline": "roofline", "power": "power"}
+METHODS = {"regression": "linear", "li": "driver", "roofline": "roofline"}
 """Built-in methods and the form that each fits to every class.
 
 The default form was chosen by rescaling the step sums of four workloads (two CNNs, two
@@ -495,17 +494,6 @@ def fit_named_model(traces: Sequence[TraceLike], method: str = AUTO) -> tuple[Fi
     return fit_operator_model(traces, method="regression" if method == AUTO else method)
 
 
-def class_errors(held: HeldOut, resized: pd.DataFrame) -> dict[Key, dict[str, float | None]]:
-    """Return the held-out errors of every class for predicting and for rescaling."""
-    errors: dict[Key, dict[str, float | None]] = {}
-    for kind, frame in (("predict", held.rows), ("rescale", resized)):
-        for key, group in frame.groupby(["operator_class", "phase"], sort=True):
-            total, absolute = relative_errors(group)
-            entry = errors.setdefault(cast(Key, key), {})
-            entry[f"{kind}_error"], entry[f"{kind}_absolute_error"] = total, absolute
-    return errors
-
-
 def fit_table(curves: Mapping[Key, ClassCurve], held: HeldOut) -> pd.DataFrame:
     """Return the rows of ``tables.OPERATOR_FIT``."""
     total_s = float(held.rows["time_s"].sum())
@@ -539,7 +527,7 @@ def fit_operator_model(traces: Sequence[TraceLike], *, method: str = "regression
 
     Errors and intervals need several workloads, each at two batches. ``regression``: constant and
     slopes over FLOPs and bytes; ``li``: constant and the driver's slope; ``roofline``: constant and
-    the larger of compute and memory; ``power``; or a method registered under
+    the larger of compute and memory; or a method registered under
     ``trioflow.operator_models``. Coefficients are not negative and minimise squared relative errors
     (``fit_class_curves``); workloads' names only leave them out, and held-out errors of one are
     null. Raises InputError when there is nothing to fit, devices are mixed, or the method is

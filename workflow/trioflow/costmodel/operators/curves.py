@@ -146,7 +146,7 @@ class Curve:
 
     form: str  # Name in ``FORMS``
     # As the form defines them, none negative: times first, a constant [s] and slopes [s/flop,
-    # s/byte], then what has no time in it: exponents (``power``), a knee [bytes] (``cached``), the
+    # s/byte], then what has no time in it: a knee [bytes] (``cached``), the
     # tiles (``tile``).
     coefficients: tuple[float, ...]
 
@@ -168,9 +168,7 @@ class Curve:
         return replace(self, coefficients=scaled + self.coefficients[times:])
 
     def queued(self, most_s: float) -> Self:
-        """Return the curve with a constant of at most ``most_s`` [s]; a power law has none."""
-        if self.form == "power":
-            return self
+        """Return the curve with a constant of at most ``most_s`` [s]."""
         return replace(self, coefficients=(min(self.coefficients[0], most_s), *self.coefficients[1:]))
 
 
@@ -204,11 +202,6 @@ def evaluate_roofline(features: Floats, coefficients: Floats) -> Floats:
     return np.asarray(coefficients[0] + bound[:, 0], np.float64)
 
 
-def _power(features: Floats, coefficients: Floats) -> Floats:
-    powers = np.sum(np.log1p(features[:, :SIZES]) * coefficients[1:], axis=1)
-    return np.asarray(coefficients[0] * np.exp(powers), np.float64)
-
-
 def _cache_columns(features: Floats, coefficients: Floats) -> Floats:
     data = sum_bytes(features)
     return np.hstack([data, np.maximum(data - coefficients[3], 0.0)])
@@ -218,14 +211,13 @@ FORMS: dict[str, Form] = {
     "constant": Form(_slopes(lambda work, _: work[:, :0], 1), 1, 1),
     **dict.fromkeys(("linear", "driver"), Form(_slopes(lambda work, _: work[:, :SIZES], 4), 4, 4)),
     "roofline": Form(evaluate_roofline, 3, 3),
-    "power": Form(_power, 4, 1),
     "bytes": Form(_slopes(lambda work, _: sum_bytes(work), 2), 2, 2),
     "cached": Form(_slopes(_cache_columns, 3), 4, 3),
     "tile": Form(evaluate_tiles, 8, 3),
     "overlapped": Form(evaluate_overlapped, 8, 3),
 }
-"""constant; constant + slopes; constant + the driver's slope; constant + max(compute, memory); power
-law; constant + bytes; the same with a steeper slope above a cache's size; constant + waves of tiles +
+"""constant; constant + slopes; constant + the driver's slope; constant + max(compute, memory);
+constant + bytes; the same with a steeper slope above a cache's size; constant + waves of tiles +
 bytes; constant + waves and bytes that overlap (see ``tile_curve``)."""
 
 

@@ -9,7 +9,7 @@ sheet bounds times, no operator is faster than its roofline, and none is lost be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ import pandas as pd
 
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import read_json, stamp, write_json
-from trioflow.costmodel.features import FEATURES, Floats, OperatorModel, TraceLike, base_class, feature_matrix
+from trioflow.costmodel.features import FEATURES, Floats, base_class, feature_matrix
 from trioflow.costmodel.files import SHIPPED_MODELS, from_json, read_content, to_json
 from trioflow.costmodel.new_gpu.rules import CARRY_OVER, TENSOR_CLASSES, device_rates, roofline_s
 from trioflow.costmodel.operators.curves import (
@@ -39,15 +39,7 @@ from trioflow.costmodel.operators.curves import (
     sized_rows,
 )
 from trioflow.costmodel.operators.products import FLOP_TOLERANCE, PRODUCTS, read_columns, scale_products
-from trioflow.costmodel.uncertainty import (
-    ASSUMED,
-    ASSUMED_FACTOR,
-    WIDEST_FACTOR,
-    Band,
-    StepBand,
-    find_band,
-    log_distance,
-)
+from trioflow.costmodel.uncertainty import WIDEST_FACTOR, Band, StepBand, find_band, log_distance
 from trioflow.hardware.machine import FALLBACK_PRECISION, DeviceSheet, find_sheet
 
 RowTimes = Callable[[pd.DataFrame], Floats]
@@ -261,7 +253,6 @@ class _ClassEntry:
     curve: ClassCurve | None
     predict_band: Band | None
     rescale_band: Band | None
-    held_out: Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -276,8 +267,6 @@ class OperatorCostModel:
     predict_bands: Mapping[Key, Band]
     rescale_bands: Mapping[Key, Band]
     steps: Mapping[str, StepBand]  # Held-out error of step sums, for ``predict`` and ``rescale``
-    # Held-out relative errors of each class, for the reader.
-    class_errors: Mapping[Key, Mapping[str, float | None]] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)  # Traces that it was fitted to
     products: bool = False  # With matrix products and kinds (``rows.sized_rows``)
     shipped: bool = False  # With trioflow: the device is a shipped sheet's, whatever sheets a user has
@@ -356,7 +345,7 @@ class OperatorCostModel:
         """Write JSON, equal bytes for equal models; digests of ``inputs`` are kept."""
         curves, predicted, rescaled = self.curves, self.predict_bands, self.rescale_bands
         entries = [
-            _ClassEntry(*key, curves.get(key), predicted.get(key), rescaled.get(key), self.class_errors.get(key, {}))
+            _ClassEntry(*key, curves.get(key), predicted.get(key), rescaled.get(key))
             for key in sorted({*curves, *predicted, *rescaled})
         ]
         write_json(
@@ -436,7 +425,6 @@ def _model(content: dict[str, Any]) -> OperatorCostModel:
         {key: one.predict_band for key, one in entries.items() if one.predict_band},
         {key: one.rescale_band for key, one in entries.items() if one.rescale_band},
         {kind: from_json(content["steps"][kind], StepBand) for kind in ("predict", "rescale")},
-        {key: one.held_out for key, one in entries.items() if one.held_out},
         dict(content["facts"]),
         bool(content.get("products", False)),
     )
@@ -450,130 +438,3 @@ def shipped_operator_models() -> dict[str, Path]:
         if content.get("kind") == KIND and content.get("method") == "shipped":
             found[path.parent.name] = path
     return found
-
-
-Shape = tuple[str, str, str, tuple[float, ...]]
-
-
-def _shapes(operators: pd.DataFrame) -> list[Shape]:
-    """Return what must agree for a time to be the same: name, phase, shapes and sizes."""
-    shapes = [""] * len(operators)
-    if "input_shapes" in operators.columns:
-        shapes = [str([[int(n) for n in s] for s in cell]) for cell in operators["input_shapes"]]
-    sizes = map(tuple, feature_matrix(operators).tolist())
-    columns = (operators["name"], operators["phase"], shapes, sizes)
-    return [(str(n), str(p), s, f) for n, p, s, f in zip(*columns, strict=True)]
-
-
-class _Unfitted:
-    """What both baselines share: each row by itself, no interval of their own, no file."""
-
-    by_row: ClassVar[bool] = True
-
-    def step_interval(self, kind: str = "rescale", distance: float | None = None) -> tuple[float, float]:
-        """Return the assumed interval; nothing was held out."""
-        return 1.0 / ASSUMED_FACTOR, ASSUMED_FACTOR
-
-    def step_interval_basis(self, kind: str = "rescale") -> str:
-        """Say that the interval is assumed."""
-        return ASSUMED
-
-
-@dataclass(frozen=True)
-class RecordedModel(_Unfitted):
-    """Recorded times, of the same operator in the same shapes only."""
-
-    times_s: Mapping[Shape, float]  # Median of what was recorded [s]
-    device_name: str
-    method: str = "recorded"
-
-    def known(self, operators: pd.DataFrame) -> Floats:
-        """Return the recorded time of every operator [s]; not a number where there is none."""
-        found = [self.times_s.get(shape, float("nan")) for shape in _shapes(operators)]
-        return np.array(found, np.float64)
-
-    def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
-        """Return recorded times; InputError for an operator never recorded in these shapes."""
-        time_s = self.known(operators)
-        missing = np.flatnonzero(np.isnan(time_s))
-        if len(missing):
-            raise InputError(
-                f"{operators['name'].iloc[missing[0]]} was never recorded in these shapes "
-                f"({len(missing)} of {len(operators)} operators were not)",
-                place=f"row {missing[0]}",
-                fix="use a model that predicts other shapes",
-            )
-        return _prediction(operators.index, time_s, time_s, time_s, False)
-
-    def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
-        """Return recorded times; InputError where an operator changes its size."""
-        changed = (feature_matrix(operators) != feature_matrix(target)).any(axis=1)
-        if changed.any():
-            raise InputError(
-                f"{int(changed.sum())} operators change their size, which recorded times do not cover",
-                fix="use a model that predicts other shapes",
-            )
-        time_s = np.asarray(recorded_times(operators), np.float64)
-        return _prediction(operators.index, time_s, time_s, time_s, False)
-
-
-def fit_recorded(traces: Sequence[TraceLike]) -> RecordedModel:
-    """Return the recorded times of some traces of one device."""
-    times: dict[Shape, list[float]] = {}
-    for trace in traces:
-        seconds = recorded_times(trace.operators)
-        for shape, time_s in zip(_shapes(trace.operators), seconds, strict=True):
-            times.setdefault(shape, []).append(time_s)
-    medians = {shape: float(np.median(each)) for shape, each in times.items()}
-    return RecordedModel(medians, traces[0].facts.device_name if traces else "")
-
-
-@dataclass(frozen=True)
-class ProportionalModel(_Unfitted):
-    """Every time times the batch, optimizer's too: TrioSim's public code (commit 3fb3c06), a baseline."""
-
-    device_name: str = ""
-    method: str = "proportional"
-
-    def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
-        """Raise InputError: a proportion needs a recorded time."""
-        raise InputError("proportional times need recorded ones", fix="use a fitted model")
-
-    def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
-        """Return recorded times times the ratio of the batches."""
-        factor = batch_ratio(operators, target)
-        time_s = np.asarray(recorded_times(operators) * factor, np.float64)
-        return _prediction(operators.index, time_s, time_s, time_s, factor != 1.0)
-
-
-def batch_ratio(operators: pd.DataFrame, target: pd.DataFrame) -> float:
-    """Return the batch of the target over that of the recorded operators: the ratio that most of the growing bytes have.
-
-    Raises TableError when a table lacks the columns of growing parts.
-    """
-    before, after = (np.concatenate([_growing(frame, name) for name in FEATURES]) for frame in (operators, target))
-    grows = before > 0
-    if not grows.any():
-        return 1.0
-    ratios = np.round(after[grows] / before[grows], 6)
-    values, place = np.unique(ratios, return_inverse=True)
-    return float(values[np.argmax(np.bincount(place, weights=before[grows]))])
-
-
-def _growing(operators: pd.DataFrame, feature: str) -> Floats:
-    if f"batch_{feature}" not in operators.columns:
-        raise TableError(f"operator table has no column batch_{feature}")
-    return operators[f"batch_{feature}"].to_numpy(np.float64)
-
-
-UNFITTED = ("recorded", "proportional")
-"""Models that a trace alone makes."""
-
-
-def make_unfitted_model(name: str, traces: Sequence[TraceLike]) -> OperatorModel:
-    """Return the model ``recorded`` or ``proportional``; InputError for another name."""
-    if name == "recorded":
-        return fit_recorded(traces)
-    if name == "proportional":
-        return ProportionalModel(device_name=traces[0].facts.device_name)
-    raise InputError(f"no model is called {name!r}", fix=f"use one of {', '.join(UNFITTED)}")
