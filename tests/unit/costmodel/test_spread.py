@@ -135,7 +135,7 @@ def test_captures_are_pooled_by_their_medians_and_their_steps_are_a_ranks_own() 
     ]
     ones = np.ones(2)
     curve = MessageCurve(
-        np.arange(2.0), ones, np.array([1e-4, 1.0]), 0.5 * ones, 0.5 * np.exp(np.array([5.0, 0.25631])), ones, 0.0, 1.0
+        np.arange(2.0), ones, np.array([1e-4, 1.0]), 0.5 * ones, 0.5 * np.exp(np.array([5.0, 0.25631])), ones, 0.0
     )
     found = pool_captures(captures, [curve], "cpu", "here")
     assert (found.job, found.ranks, found.steps) == ("3 captures", 1, 21)

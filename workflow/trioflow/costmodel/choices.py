@@ -9,7 +9,6 @@ from trioflow.base.provenance import PACKAGE, read_json, read_table
 from trioflow.costmodel.collectives.model import NODES_FILE, CollectiveCostModel, load_collective_model
 from trioflow.costmodel.collectives.platform import KIND, PlatformCollectives, load_platform_collectives
 from trioflow.costmodel.device_times import DeviceTimes, load_overrides, prepare_device_times
-from trioflow.costmodel.features import RowModel
 from trioflow.costmodel.files import SHIPPED_MODELS
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.hardware.machine import Device, DeviceSheet, Platform, list_fitting
@@ -143,7 +142,6 @@ def choose_times(
     ``prepare_device_times``, and InputError when a file holds no model or no times.
     """
     overrides = load_overrides(override) if override else None
-    models: dict[str, RowModel]
     named = str(cost_model or "")
     if named:
         models = {named: load_operator_model(find_model(named))}

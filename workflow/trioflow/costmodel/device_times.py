@@ -389,7 +389,7 @@ class DeviceTimes:
 def prepare_device_times(
     traces: Sequence[Trace],
     device: DeviceSheet | str,
-    models: Mapping[str, RowModel],
+    models: Mapping[str, OperatorCostModel],
     *,
     overrides: Overrides | None = None,
 ) -> DeviceTimes:
@@ -411,9 +411,7 @@ def prepare_device_times(
             fix="give the one trace whose sizes the times are for",
         )
     if traces[0].facts.timer_floor_s is None:
-        models = {
-            name: model.in_steps() if isinstance(model, OperatorCostModel) else model for name, model in models.items()
-        }
+        models = {name: model.in_steps() for name, model in models.items()}
     device_name, sheet = resolve_device(device)
     on_processor = traces[0].facts.device == "cpu" and sheet is not None
     untimed = [on_processor or trace.facts.step_time_source == UNTIMED for trace in traces]
@@ -506,7 +504,7 @@ def _time(
 
 
 def choose_operator_model(
-    models: Mapping[str, RowModel],
+    models: Mapping[str, OperatorCostModel],
     device: DeviceSheet | str,
     precision: str,
     on_gpu: bool,
@@ -520,17 +518,17 @@ def choose_operator_model(
     """
     device_name, sheet = resolve_device(device)
     for name, model in models.items():
-        if _is_same(_device(model), _sheet(model), device_name, sheet):
-            own = model if sheet is None else in_precision(model, sheet, precision, causal, kernel)
-            return DeviceTimes([], own, f"{name} ({_method(own)})")
+        if _is_same(model.device_name, model.sheet, device_name, sheet):
+            own: RowModel = model if sheet is None else in_precision(model, sheet, precision, causal, kernel)
+            return DeviceTimes([], own, f"{name} ({own.method})")
     if sheet is not None:
         nearest = nearest_model(models, sheet, precision)
         if nearest is not None:
             # Products on tensor cores come from a table; what is carried over is the rest.
-            carried = FALLBACK_PRECISION if sheet.runs_on_tensor_cores(precision) else precision
-            derived = derive_operator_model(models[nearest], sheet, precision=carried)
-            model = in_precision(derived, sheet, precision, causal, kernel)
-            found = DeviceTimes([], model, f"{nearest} ({_method(model)})")
+            elsewhere = FALLBACK_PRECISION if sheet.runs_on_tensor_cores(precision) else precision
+            derived = derive_operator_model(models[nearest], sheet, precision=elsewhere)
+            carried = in_precision(derived, sheet, precision, causal, kernel)
+            found = DeviceTimes([], carried, f"{nearest} ({carried.method})")
             found.doubt(
                 _EXTRAPOLATED,
                 f"no cost model of {device_name}: that of {derived.source.driver_name} is transferred; a capture on the GPU "
@@ -545,13 +543,13 @@ def choose_operator_model(
     if on_gpu:
         find_device(device_name)  # it says what to write down, and where
     # A processor lends its shape to processors; a GPU model is the last resort.
-    alike = [name for name, model in models.items() if _sheet(model) is None]
+    alike = [name for name, model in models.items() if model.sheet is None]
     name = (alike or list(models))[-1]
-    found = DeviceTimes([], models[name], f"{name} ({_method(models[name])}), of another device")
+    found = DeviceTimes([], models[name], f"{name} ({models[name].method}), of another device")
     found.doubt(
         UNCALIBRATED,
         f"no cost model of {device_name}: recorded times are rescaled with the shape of "
-        f"{_device(models[name])}'s; fit one with `trioflow fit`",
+        f"{models[name].device_name}'s; fit one with `trioflow fit`",
     )
     return found
 
@@ -578,25 +576,13 @@ def find_mask(trace: Trace) -> bool | None:
     return {"true": True, "false": False}.get(str(said).lower())
 
 
-def nearest_model(models: Mapping[str, RowModel], target: DeviceSheet, precision: str) -> str | None:
+def nearest_model(models: Mapping[str, OperatorCostModel], target: DeviceSheet, precision: str) -> str | None:
     """Return the model whose GPU is nearest to a target (a board of the same chip first); None without a GPU's model.
 
     Nearest by the logarithms of memory bandwidth and peak rate at the precision.
     """
-    known = {name: sheet for name, model in models.items() if (sheet := _sheet(model))}
+    known = {name: model.sheet for name, model in models.items() if model.sheet}
     return min(known, key=lambda name: known[name].distance(target, precision)[1:], default=None)
-
-
-def _device(model: OperatorModel) -> str:
-    return str(getattr(model, "device_name", ""))
-
-
-def _sheet(model: OperatorModel) -> DeviceSheet | None:
-    return getattr(model, "sheet", None) or find_sheet(_device(model))
-
-
-def _method(model: OperatorModel) -> str:
-    return str(getattr(model, "method", type(model).__name__))
 
 
 def _is_same(measured: str, measured_sheet: DeviceSheet | None, device_name: str, sheet: DeviceSheet | None) -> bool:

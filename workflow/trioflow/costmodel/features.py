@@ -249,6 +249,14 @@ class RowModel(OperatorModel, Protocol):
 
     by_row: ClassVar[bool]
 
+    @property
+    def device_name(self) -> str:
+        """Name of the GPU or processor, as its driver reports it."""
+
+    @property
+    def method(self) -> str:
+        """Name of what was fitted, for a reader."""
+
     def row_times(self, rows: pd.DataFrame) -> Floats:
         """Predict the time [s] of rows as ``rows.sized_rows`` returns them."""
 

@@ -44,6 +44,7 @@ SHORTEST_S = 1e-9
 
 WIDEST_FACTOR = 100.0
 """Intervals end here; two orders of magnitude either way already say that nothing is known."""
+WIDEST_LOG = math.log(WIDEST_FACTOR)
 
 NEAREST_DISTANCE = math.log(2.0)
 """Sizes nearer than twofold show a capture's noise, which does not grow with the distance."""
@@ -81,9 +82,11 @@ class Band(Interval):
         scale = np.ones_like(distances)
         if self.distance > 0:
             scale = distances / max(self.distance, NEAREST_DISTANCE)
-        limit = math.log(WIDEST_FACTOR)
-        low = np.exp(np.maximum(self.low_log * scale, -limit))
-        return low, np.exp(np.minimum(self.high_log * scale, limit))
+        low = np.exp(np.maximum(self.low_log * scale, -WIDEST_LOG))
+        return low, np.exp(np.minimum(self.high_log * scale, WIDEST_LOG))
+
+
+ASSUMED_BAND = Band(-math.log(ASSUMED_FACTOR), math.log(ASSUMED_FACTOR), 0)
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class StepBand:
         half = self.half_log
         if distance is not None and self.distance > 0:
             half *= max(abs(distance), NEAREST_DISTANCE) / self.distance
-        return min(half, math.log(WIDEST_FACTOR))
+        return min(half, WIDEST_LOG)
 
 
 def log_distance(before_s: Floats, after_s: Floats) -> Floats:
@@ -176,7 +179,7 @@ def find_band(bands: Mapping[Key, Band], operator_class: str, phase: str) -> Ban
     for key in lookup_order(operator_class, phase):
         if key in bands:
             return bands[key]
-    return Band(-math.log(ASSUMED_FACTOR), math.log(ASSUMED_FACTOR), 0)
+    return ASSUMED_BAND
 
 
 def combine_intervals(*intervals: tuple[float, float]) -> tuple[float, float]:

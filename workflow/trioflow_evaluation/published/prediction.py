@@ -29,10 +29,10 @@ from trioflow.base.settings import suggest_name
 from trioflow.costmodel.choices import Collectives, find_collectives, load_collectives
 from trioflow.costmodel.collectives.platform import PlatformCollectives
 from trioflow.costmodel.device_times import DeviceTimes, prepare_device_times
-from trioflow.costmodel.features import Floats, OperatorModel, RowModel, class_of_name
+from trioflow.costmodel.features import Floats, OperatorModel, class_of_name
 from trioflow.costmodel.files import SHIPPED_MODELS
 from trioflow.costmodel.fits.operators import DeviceData, fit_device_data
-from trioflow.costmodel.operators.model import load_operator_model
+from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model
 from trioflow.costmodel.uncertainty import NONE as UNANCHORED
 from trioflow.costmodel.uncertainty import RATIO, anchor_step
 from trioflow.hardware.machine import Device, DeviceSheet, Platform, find_device, load_device
@@ -198,7 +198,7 @@ class PublishedSource:
     _traces: dict[str, Trace] = field(default_factory=dict, repr=False)
     _devices: dict[str, PublishedDevice] = field(default_factory=dict, repr=False)
     _fit_data: dict[str, DeviceData] = field(default_factory=dict, repr=False)
-    _fitted: dict[tuple[str, str], RowModel] = field(default_factory=dict, repr=False)
+    _fitted: dict[tuple[str, str], OperatorCostModel] = field(default_factory=dict, repr=False)
 
     @classmethod
     def read(cls, data_folder: str | Path, imports_file: str | Path, table: str | Path) -> PublishedSource:
@@ -234,7 +234,7 @@ class PublishedSource:
         self._fit_data.clear()
         self._devices[device.name] = device
 
-    def fit_without(self, device_name: str, workload: str) -> RowModel:
+    def fit_without(self, device_name: str, workload: str) -> OperatorCostModel:
         """Return the form that ships, fitted to a GPU's other workloads, without single operators of the workload's sizes."""
         if device_name not in self._fit_data:
             device = self.published_device(device_name)
@@ -245,11 +245,11 @@ class PublishedSource:
         return self._fitted[key]
 
     @cached_property
-    def shipped_models(self) -> dict[str, RowModel]:
+    def shipped_models(self) -> dict[str, OperatorCostModel]:
         """The GPUs' models that ship, by their folder."""
         paths = sorted(SHIPPED_MODELS.glob("*/operators.json"))
         models = {path.parent.name: load_operator_model(path) for path in paths}
-        return {name: m for name, m in models.items() if getattr(m, "method", "") == _SHIPPED_METHOD}
+        return {name: m for name, m in models.items() if m.method == _SHIPPED_METHOD}
 
     def device_times(self, traces: list[Trace], gpu: str) -> DeviceTimes:
         """Return one workload's traces with the times of a GPU (by its sheet), and its operator model without the workload.

@@ -21,7 +21,7 @@ from trioflow.base.errors import InputError
 from trioflow.base.provenance import read_json, stamp, write_json
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.files import SHIPPED_MODELS, from_json, read_content, rows_from_json, rows_to_json
-from trioflow.costmodel.uncertainty import WIDEST_FACTOR
+from trioflow.costmodel.uncertainty import ASSUMED_FACTOR, WIDEST_LOG
 
 INTERPOLATIONS = ("log", "linear")
 """Straight between the logarithms of size and time, or between size and time themselves."""
@@ -30,8 +30,6 @@ SAMPLE_COLUMNS = (*tables.COLLECTIVE_SAMPLES.names, "nodes", "dataset")
 """Of samples that others measured."""
 UNKNOWN_VERSION = "NCCL of unknown version"
 """Library of samples that do not say."""
-
-_WIDEST_LOG = math.log(WIDEST_FACTOR)
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,6 @@ class MessageCurve(SizeCurve):
     # Root mean square of the logarithmic errors at left-out interior sizes, as a factor of at least
     # 1; 1 where no size could be left out.
     miss_factor: float = 1.0
-    # Relative errors at left-out sizes by interpolation; None at the ends.
-    left_out_errors: Mapping[str, list[float | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,8 +89,8 @@ class MessageCurve(SizeCurve):
             if position > last:
                 misses += math.log2(size / max(float(self.message_bytes[last]), 1.0))
         miss = misses * math.log(self.miss_factor)
-        low = min(math.hypot(math.log(min(self.low_factor[neighbours])), miss), _WIDEST_LOG)
-        high = min(math.hypot(math.log(max(self.high_factor[neighbours])), miss), _WIDEST_LOG)
+        low = min(math.hypot(math.log(min(self.low_factor[neighbours])), miss), WIDEST_LOG)
+        high = min(math.hypot(math.log(max(self.high_factor[neighbours])), miss), WIDEST_LOG)
         return time_s, time_s * math.exp(-low), time_s * math.exp(high), confidence
 
 
@@ -154,9 +150,6 @@ SHIFT = "shift"
 """Each rank of a group hands its buffer to the next, the last to the first, all at once: every one a send (as in
 nccl-tests' sendrecv), and measured as one."""
 
-UNCALIBRATED_FACTOR = 2.0
-"""Factor either way of the interval of a derived time: a convention, nothing measured backs it."""
-
 
 @dataclass(frozen=True)
 class CollectiveTime:
@@ -215,9 +208,7 @@ class CollectiveCostModel:
     library: str
     interpolation: str  # ``log`` or ``linear`` between sizes, whichever missed left-out sizes less
     curves: Mapping[tuple[str, int], MessageCurve]  # Monotone times over message sizes
-    # Mean absolute relative errors, None without any: ``log``, ``linear`` and
-    # ``alpha_beta_left_out`` (single lines) over the left-out interior sizes, ``alpha_beta`` over
-    # the sizes that the lines were fitted to.
+    # Mean absolute relative errors over left-out interior sizes, by interpolation; None without any.
     comparison: Mapping[str, float | None] = field(default_factory=dict)
 
     def time_s(self, collective: str, ranks: int, message_bytes: float) -> CollectiveTime:
@@ -245,8 +236,8 @@ class CollectiveCostModel:
         time_s = latency_s * steps + (like[0] - latency_s)
         return CollectiveTime(
             time_s,
-            time_s * min(like[1] / like[0], 1 / UNCALIBRATED_FACTOR),
-            time_s * max(like[2] / like[0], UNCALIBRATED_FACTOR),
+            time_s * min(like[1] / like[0], 1 / ASSUMED_FACTOR),
+            time_s * max(like[2] / like[0], ASSUMED_FACTOR),
             "uncalibrated",
         )
 

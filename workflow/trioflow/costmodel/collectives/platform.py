@@ -21,18 +21,10 @@ import numpy as np
 
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import PACKAGE, read_json, write_json
-from trioflow.costmodel.collectives.model import (
-    UNCALIBRATED_FACTOR,
-    CollectiveTime,
-    Curve,
-    Key,
-    check_collective,
-    extend,
-    wire_factor,
-)
+from trioflow.costmodel.collectives.model import CollectiveTime, Curve, Key, check_collective, extend, wire_factor
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.files import from_json, read_content, rows_from_json, rows_to_json, to_json
-from trioflow.costmodel.uncertainty import WIDEST_FACTOR, Interval
+from trioflow.costmodel.uncertainty import ASSUMED_BAND, WIDEST_LOG, Interval
 
 _CONSTANTS = PACKAGE / "data" / "nccl_constants.json"
 PROTOCOLS = ("ll", "ll128", "simple")
@@ -440,7 +432,6 @@ _NEARER: Mapping[str, tuple[str, ...]] = {
 }
 """Situations nearer to what was measured than another."""
 
-ASSUMED = Interval(-math.log(UNCALIBRATED_FACTOR), math.log(UNCALIBRATED_FACTOR), 0)
 BandKey = tuple[str, str, str]
 """Situation, ``within`` or ``between`` nodes, ``small`` or ``large``."""
 Bands = Mapping[BandKey, Interval]
@@ -475,11 +466,11 @@ def find_band(bands: Bands, situation: str, nodes: int, size: float) -> Interval
         if known is not None and known.low_log < known.high_log:
             chain = [bands[n, *at] for n in (*_NEARER[name], name) if (n, *at) in bands]
             if name == OPERATION:
-                chain.insert(0, ASSUMED)
+                chain.insert(0, ASSUMED_BAND)
             return Interval(
                 min(band.low_log for band in chain), max(band.high_log for band in chain), chain[-1].residuals
             )
-    return ASSUMED
+    return ASSUMED_BAND
 
 
 KIND = "platform_collectives"
@@ -542,8 +533,8 @@ class PlatformCollectives:
         time_s = self._on_grid(key, float(message_bytes))
         situation, doublings, confidence = self._situate(key, float(message_bytes))
         band = find_band(self.bands.get(self.method, {}), situation, nodes, message_bytes)
-        widen, widest = max(doublings, 1.0), math.log(WIDEST_FACTOR)
-        low, high = max(band.low_log * widen, -widest), min(band.high_log * widen, widest)
+        widen = max(doublings, 1.0)
+        low, high = max(band.low_log * widen, -WIDEST_LOG), min(band.high_log * widen, WIDEST_LOG)
         return CollectiveTime(time_s, time_s * math.exp(low), time_s * math.exp(high), confidence)
 
     def _situate(self, key: Key, size: float) -> tuple[str, float, str]:

@@ -53,7 +53,7 @@ from trioflow.costmodel.collectives.platform import (
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.fits.curves import choose_least, solve
 from trioflow.costmodel.operators.curves import rounded
-from trioflow.costmodel.uncertainty import COVERAGE, Interval
+from trioflow.costmodel.uncertainty import COVERAGE, WIDEST_LOG, Interval
 from trioflow.tables import COLLECTIVE_SAMPLES, LOST_NS
 
 
@@ -77,7 +77,6 @@ def fit_message_curve(sizes_bytes: Floats, times_ns: Floats) -> MessageCurve:
         low_factor=np.minimum(quantiles[:, 0] / medians, 1.0),
         high_factor=np.maximum(quantiles[:, 1] / medians, 1.0),
         repeats=np.array([float(len(group)) for group in groups]),
-        left_out_errors={name: _leave_sizes_out(sizes, medians, name) for name in INTERPOLATIONS},
     )
 
 
@@ -90,15 +89,14 @@ def _monotone(times_s: Floats) -> Floats:
     return np.asarray(np.exp(isotonic_regression(np.log(times_s)).x), np.float64)
 
 
-def _leave_sizes_out(sizes: Floats, medians_s: Floats, method: str) -> list[float | None]:
-    """Return the relative error at every size, predicted from the other sizes' medians; None at the ends."""
-    errors: list[float | None] = [None] * len(sizes)
-    for position in range(1, len(errors) - 1):
+def _leave_sizes_out(curve: MessageCurve, method: str) -> Floats:
+    """Return the relative error at every interior size, predicted from the other sizes' medians."""
+    sizes, medians_s, errors = curve.message_bytes, curve.median_s, []
+    for position in range(1, len(sizes) - 1):
         others, known_s = np.delete(sizes, position), np.delete(medians_s, position)
-        size = float(sizes[position])
-        predicted_s = interpolate_time(others, _monotone(known_s), size, method)
-        errors[position] = float(predicted_s / medians_s[position] - 1.0)
-    return errors
+        predicted_s = interpolate_time(others, _monotone(known_s), float(sizes[position]), method)
+        errors.append(float(predicted_s / medians_s[position] - 1.0))
+    return np.array(errors, np.float64)
 
 
 MAX_POINTS = 48
@@ -214,13 +212,14 @@ def fit_collective_model(samples: pd.DataFrame) -> CollectiveCostModel:
         curves[str(collective), int(ranks)] = fit_message_curve(
             rows["message_bytes"].to_numpy(np.float64), rows["time_ns"].to_numpy(np.float64)
         )
-    left_out = {name: np.concatenate([_known(curve, name) for curve in curves.values()]) for name in INTERPOLATIONS}
-    comparison = {name: float(np.mean(np.abs(one))) if len(one) else None for name, one in left_out.items()}
+    left_out = {name: {key: _leave_sizes_out(curve, name) for key, curve in curves.items()} for name in INTERPOLATIONS}
+    every = {name: np.concatenate([*errors.values()]) for name, errors in left_out.items()}
+    comparison = {name: float(np.mean(np.abs(errors))) if len(errors) else None for name, errors in every.items()}
     chosen = INTERPOLATIONS[choose_least([comparison[name] or 0.0 for name in INTERPOLATIONS])]
-    for key, curve in curves.items():
-        if len(errors := _known(curve, chosen)):
+    for key, errors in left_out[chosen].items():
+        if len(errors):
             miss = math.sqrt(float(np.mean(np.log1p(errors) ** 2)))
-            curves[key] = replace(curve, miss_factor=math.exp(miss))
+            curves[key] = replace(curves[key], miss_factor=math.exp(miss))
     return CollectiveCostModel(
         platform=str(samples["platform"].iloc[0]),
         library=str(samples["library"].iloc[0]),
@@ -228,11 +227,6 @@ def fit_collective_model(samples: pd.DataFrame) -> CollectiveCostModel:
         curves=curves,
         comparison=comparison,
     )
-
-
-def _known(curve: MessageCurve, method: str) -> Floats:
-    """Return the errors of a method at a curve's left-out sizes."""
-    return np.array([error for error in curve.left_out_errors[method] if error is not None], np.float64)
 
 
 def _check_samples(samples: pd.DataFrame, columns: Sequence[str]) -> None:
@@ -288,8 +282,6 @@ MIN_RESIDUALS = 8
 _BEYOND_DOUBLINGS = 3
 """Largest sizes that are left out to learn how predictions fare above all measured sizes."""
 
-_WIDEST_LOG = math.log(100.0)
-
 Fit = Callable[[pd.DataFrame], Mapping[str, Method]]
 
 _BAND_DIGITS = 9
@@ -307,7 +299,7 @@ def conformal_band(residuals: Floats) -> Interval:
     # The formulas' factors and their logarithms carry three digits less than the times.
     high = rounded(values[min(rank, count) - 1], _BAND_DIGITS)
     low = rounded(values[max(count - rank, 0)], _BAND_DIGITS)
-    return Interval(max(min(low, 0.0), -_WIDEST_LOG), min(max(high, 0.0), _WIDEST_LOG), count)
+    return Interval(max(min(low, 0.0), -WIDEST_LOG), min(max(high, 0.0), WIDEST_LOG), count)
 
 
 def _residuals(

@@ -321,7 +321,7 @@ class NewGpuOperatorModel:
     @property
     def method(self) -> str:
         """Method of the source's model, and the label."""
-        return f"{getattr(self.base, 'method', 'model')}; {label_new_gpu(self.source, self.target)}"
+        return f"{self.base.method}; {label_new_gpu(self.source, self.target)}"
 
     def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
         """Predict operators from names and sizes alone; the intervals of both steps join."""

@@ -371,12 +371,12 @@ class PrecisionModel:
     @property
     def device_name(self) -> str:
         """Name of the GPU, as its driver reports it."""
-        return str(getattr(self.base, "device_name", self.sheet.driver_name))
+        return self.base.device_name
 
     @property
     def method(self) -> str:
         """Method of the base, and where products and convolutions come from."""
-        parts = [str(getattr(self.base, "method", "model"))]
+        parts = [self.base.method]
         if self.table is not None:
             parts.append(f"{self.precision} GEMMs of {self.source}")
         if self.attention is not None:
