@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 from bench_commands import TRACE, run_cold
 from rows import Row, time_s
-from trioflow.costmodel.fits.operators import fit_operator_model
+from trioflow.costmodel.fits.operators import fit_named_model
 from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.store import load_trace
 
@@ -56,7 +56,7 @@ def bench_results() -> Iterator[Row]:
     tables = sorted(results.glob("operator_tables/*/trace.json"))
     if tables:
         traces = [load_trace(path.parent) for path in tables]
-        fit_s = time_s(lambda: fit_operator_model(traces), 3)
+        fit_s = time_s(lambda: fit_named_model(traces), 3)
         yield Row(f"fit the operator model to {len(traces)} traces", fit_s)
     clocks = [sorted((results / "benchmarks").glob(f"{rule}.tsv")) for rule in REPRODUCE_CLOCKS]
     if all(clocks):

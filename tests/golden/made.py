@@ -18,7 +18,7 @@ from costmodel.test_step_precision import A100, make_convolutions, make_linear
 from trioflow.costmodel.collectives.model import COLLECTIVES
 from trioflow.costmodel.collectives.platform import METHODS, NcclMachine, choose, load_constants
 from trioflow.costmodel.fits.collectives import fit_collective_model, fit_platform_collectives
-from trioflow.costmodel.fits.operators import fit_device_model, fit_operator_model
+from trioflow.costmodel.fits.operators import fit_device_model, fit_named_model
 from trioflow.costmodel.new_gpu.carry import derive_operator_model, retime_trace, scale_trace
 from trioflow.costmodel.operators.precision import in_precision
 from trioflow.hardware.machine import load_device
@@ -62,7 +62,7 @@ def _answers(model: Any, steps: list[pd.DataFrame]) -> Any:
 
 def operator_fit(method: str) -> Any:
     """Fit made-up workloads of a processor; ask for known and for unknown sizes and names."""
-    model, table = fit_operator_model(synthetic.make_traces(noise=0.1), method=method)
+    model, table = fit_named_model(synthetic.make_traces(noise=0.1), method=method)
     steps = [
         synthetic.make_operators(widths, batch) for widths, batch in (([64, 128], 4), ([64, 128], 16), ([2048], 9))
     ]
@@ -136,7 +136,7 @@ def new_gpu(rule: str) -> Any:
 def moved_trace(target: str) -> Any:
     """Carry a trace over, and a model that was fitted to such traces."""
     trace = retime_trace(test_new_gpu.gpu_trace(), target)
-    base, _ = fit_operator_model([test_new_gpu.gpu_trace()], method="roofline")
+    base, _ = fit_named_model([test_new_gpu.gpu_trace()], method="roofline")
     derived = derive_operator_model(base, target, precision="tf32")
     return rounded(
         {"facts": trace.facts.to_dict(), "operators": trace.operators, **_answers(derived, [trace.operators])}

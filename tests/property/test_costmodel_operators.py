@@ -21,7 +21,7 @@ from trioflow import tables
 from trioflow.costmodel.collectives.model import COLLECTIVES, CollectiveCostModel
 from trioflow.costmodel.fits import curves
 from trioflow.costmodel.fits.collectives import fit_collective_model
-from trioflow.costmodel.fits.operators import METHODS, fit_operator_model
+from trioflow.costmodel.fits.operators import METHODS, fit_named_model
 from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model
 from trioflow.trace.facts import Facts
 
@@ -46,7 +46,7 @@ def make_operators(rows: list[tuple[Any, ...]]) -> pd.DataFrame:
 
 
 def fit(traces: list[tuple[str, int, Any]], method: str) -> tuple[OperatorCostModel, pd.DataFrame]:
-    model, table = fit_operator_model(
+    model, table = fit_named_model(
         [FakeTrace(make_operators(rows), few_facts(workload=w, batch=b)) for w, b, rows in traces], method=method
     )
     assert isinstance(model, OperatorCostModel)

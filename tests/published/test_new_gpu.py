@@ -9,7 +9,8 @@ from judged import read_or_make
 from mirror import find_public
 from refitted import CLOSE
 from trioflow import tables
-from trioflow.costmodel.new_gpu.carry import load_new_gpu_model, new_gpu_interval, retime_trace
+from trioflow.costmodel.device_times import times_interval
+from trioflow.costmodel.new_gpu.carry import load_new_gpu_model, retime_trace
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow.hardware.machine import find_device
 from trioflow.report.scores import score_cases
@@ -121,7 +122,7 @@ def test_an_a40_is_predicted_from_an_h100_s_trace(mirror: Path, judged: pd.DataF
     """No operator of an A40 is public; the one published step lies in the interval."""
     options = ImportOptions(gpu="NVIDIA H100 80GB HBM3", precision="tf32", optimizer="adam", batch=128)
     moved = retime_trace(import_triosim(mirror / RESNET50, options), "NVIDIA A40")
-    low, high = new_gpu_interval(moved.facts)
+    low, high = times_interval(moved.facts)
     step_s = moved.facts.step_time_s
     measured_s = judged.loc[
         (judged["group"] == OTHER_SOFTWARE) & (judged["device"] == "NVIDIA A40"), "measured_s"

@@ -11,7 +11,6 @@ import pytest
 from trioflow.base.errors import InputError, PlatformError
 from trioflow.costmodel.device_times import load_overrides, nearest_model, prepare_device_times, times_interval
 from trioflow.costmodel.fits.operators import fit_device_model
-from trioflow.costmodel.new_gpu.carry import new_gpu_interval
 from trioflow.costmodel.operators.curves import sized_rows
 from trioflow.hardware.machine import find_device
 from trioflow.trace.facts import Facts
@@ -132,7 +131,7 @@ def test_a_device_without_a_sheet_only_lends(a100):
     assert found.confidence == "uncalibrated"
     assert found.model is a100, "recorded times are rescaled by the model of their own device"
     assert "compute times are those of the traced device" in found.warnings[-1]
-    assert new_gpu_interval(found.traces[0].facts) == (1.0, 1.0)
+    assert times_interval(found.traces[0].facts) == (1.0, 1.0)
 
 
 def test_without_times_the_model_gives_them(a100):

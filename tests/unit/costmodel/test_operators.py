@@ -37,7 +37,7 @@ from trioflow.costmodel.features import (
     find_operator_model,
 )
 from trioflow.costmodel.fits.curves import choose_least, collect_rows, pair_rows, solve_nonnegative, split_groups
-from trioflow.costmodel.fits.operators import METHOD_NAMES, METHODS, fit_named_model, fit_operator_model
+from trioflow.costmodel.fits.operators import METHOD_NAMES, METHODS, fit_named_model
 from trioflow.costmodel.operators.curves import rounded
 from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model
 from trioflow.costmodel.operators.products import PRODUCTS, product_columns, scale_products
@@ -58,7 +58,7 @@ def noisy() -> OperatorCostModel:
 
 
 def fit(traces: list, method: str = "regression") -> OperatorCostModel:
-    found, _ = fit_operator_model(traces, method=method)
+    found, _ = fit_named_model(traces, method=method)
     assert isinstance(found, OperatorCostModel)
     return found
 
@@ -174,20 +174,20 @@ def test_negative_coefficients_in_a_file_are_refused(model: OperatorCostModel, t
 
 def test_bad_input_is_named() -> None:
     with pytest.raises(InputError, match="no operator to fit"):
-        fit_operator_model([])
+        fit_named_model([])
     trace = make_trace("one", [64], 4)
     with pytest.raises(InputError, match="no operator model is called 'magic'"):
-        fit_operator_model([trace], method="magic")
+        fit_named_model([trace], method="magic")
     with pytest.raises(TableError, match="no column device_ns"):
-        fit_operator_model([make_broken(trace, drop="device_ns")])
+        fit_named_model([make_broken(trace, drop="device_ns")])
     with pytest.raises(TableError, match="row 2, column device_ns"):
-        fit_operator_model([make_broken(trace, device_ns=-4)])
+        fit_named_model([make_broken(trace, device_ns=-4)])
     with pytest.raises(TableError, match="row 2, column phase"):
-        fit_operator_model([make_broken(trace, phase="sideways")])
+        fit_named_model([make_broken(trace, phase="sideways")])
     other = make_trace("two", [64], 4)
     other.facts = replace(other.facts, device_name="another")
     with pytest.raises(InputError, match="several devices in one fit: another; made up"):
-        fit_operator_model([trace, other])
+        fit_named_model([trace, other])
 
 
 def make_broken(trace, drop: str | None = None, **cells: object):  # type: ignore[no-untyped-def]
@@ -411,7 +411,7 @@ def test_every_name_fits(method):
 
 def test_a_processor_is_fitted_by_regression():
     traces = make_gpu_traces()
-    assert fit_named_model(traces)[0] == fit_operator_model(traces, method="regression")[0]
+    assert fit_named_model(traces)[0] == fit_named_model(traces, method="regression")[0]
     with pytest.raises(PlatformError, match="made-up GPU"):
         fit_named_model(traces, "tile")
 
@@ -455,7 +455,7 @@ def test_recorded_knows_the_same_shapes_only():
 
 
 def fit_like_ours(traces):  # type: ignore[no-untyped-def]
-    return fit_operator_model(traces, method="li")
+    return fit_named_model(traces, method="li")
 
 
 def register(monkeypatch: pytest.MonkeyPatch, *values: str) -> None:
@@ -471,7 +471,7 @@ def register(monkeypatch: pytest.MonkeyPatch, *values: str) -> None:
 def test_registered_model_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, f"{__name__}:fit_like_ours")
     assert find_operator_model("mine") is not None
-    model, table = fit_operator_model(make_traces(), method="mine")
+    model, table = fit_named_model(make_traces(), method="mine")
     assert isinstance(model, OperatorModel)
     assert model.method == "li"  # type: ignore[attr-defined]
     assert len(table)

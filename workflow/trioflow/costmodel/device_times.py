@@ -26,13 +26,7 @@ from trioflow.base.input_files import read_rows, read_text
 from trioflow.base.precision_recipes import WORDS
 from trioflow.base.units import ns_to_s, s_to_ns
 from trioflow.costmodel.features import Floats, OperatorModel, RowModel, looks_at_rows
-from trioflow.costmodel.new_gpu.carry import (
-    derive_operator_model,
-    load_new_gpu_model,
-    new_gpu_interval,
-    retime_operators,
-    retime_trace,
-)
+from trioflow.costmodel.new_gpu.carry import derive_operator_model, load_new_gpu_model, retime_operators, retime_trace
 from trioflow.costmodel.operators.model import OperatorCostModel
 from trioflow.costmodel.operators.precision import VERSIONS, class_precision, in_precision, load_tensor_tables
 from trioflow.costmodel.uncertainty import WIDEST_FACTOR, combine_intervals
@@ -354,10 +348,8 @@ def _beyond(times: pd.DataFrame, total_s: float) -> tuple[float, float]:
 
 def times_interval(facts: Facts) -> tuple[float, float]:
     """Return the relative 80 % interval of times carried over or predicted; (1, 1) where recorded."""
-    if facts.predicted_times:
-        low, high = facts.predicted_times["interval"]
-        return float(low), float(high)
-    return new_gpu_interval(facts)
+    low, high = (facts.predicted_times or facts.new_gpu or {"interval": (1.0, 1.0)})["interval"]
+    return float(low), float(high)
 
 
 _EXTRAPOLATED, UNCALIBRATED = "extrapolated", "uncalibrated"

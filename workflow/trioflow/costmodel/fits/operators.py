@@ -476,11 +476,14 @@ METHOD_NAMES = (AUTO, *METHODS, *_GPU_ONLY)
 
 
 def fit_named_model(traces: Sequence[TraceLike], method: str = AUTO) -> tuple[FittedModel, pd.DataFrame]:
-    """Fit an operator model by the name of its method, built-in or registered by a package.
+    """Fit a model of operator cost to traces of one device, and return it with ``tables.OPERATOR_FIT``.
 
-    ``auto`` is ``regression``, which won on a processor; ``shipped`` chooses each class's form and
-    needs several workloads. Raises InputError when the method is unknown or there is nothing to
-    fit, PlatformError when one for GPUs finds no sheet.
+    ``method``: of ``METHOD_NAMES``, or one registered under ``trioflow.operator_models``. ``auto`` is ``regression``, which
+    won on a processor; ``shipped`` chooses each class's form and needs several workloads. Errors and intervals need
+    several workloads, each at two batches. Coefficients are not negative and minimise squared relative errors
+    (``fit_class_curves``); workloads' names only leave them out, and held-out errors of one are null. Raises InputError
+    when there is nothing to fit, devices are mixed, or the method is unknown, TraceError or TableError when a fact or
+    column is missing or a value out of range, PlatformError when a method for GPUs finds no sheet.
     """
     if method in _GPU_ONLY:
         if not traces:
@@ -491,7 +494,12 @@ def fit_named_model(traces: Sequence[TraceLike], method: str = AUTO) -> tuple[Fi
         return fit_device_model(traces, limits, method=method)
     if method not in METHOD_NAMES:
         return find_operator_model(method, METHOD_NAMES)(traces)
-    return fit_operator_model(traces, method="regression" if method == AUTO else method)
+    method = "regression" if method == AUTO else method
+    rows = collect_rows(traces)
+    held = hold_out(rows, METHODS[method])
+    curves = fit_class_curves(rows, METHODS[method])
+    model = _make_model(method, traces[0].facts.device_name, curves, held, {"traces": trace_names(traces)})
+    return model, fit_table(curves, held)
 
 
 def fit_table(curves: Mapping[Key, ClassCurve], held: HeldOut) -> pd.DataFrame:
@@ -520,24 +528,3 @@ def fit_table(curves: Mapping[Key, ClassCurve], held: HeldOut) -> pd.DataFrame:
         )
     errors = dict.fromkeys(("r_squared", "held_out_error", "held_out_absolute_error"), "float64")
     return pd.DataFrame(entries, columns=tables.OPERATOR_FIT.names).astype(errors)
-
-
-def fit_operator_model(traces: Sequence[TraceLike], *, method: str = "regression") -> tuple[FittedModel, pd.DataFrame]:
-    """Fit a model of operator cost to traces of one device, and return it with ``tables.OPERATOR_FIT``.
-
-    Errors and intervals need several workloads, each at two batches. ``regression``: constant and
-    slopes over FLOPs and bytes; ``li``: constant and the driver's slope; ``roofline``: constant and
-    the larger of compute and memory; or a method registered under
-    ``trioflow.operator_models``. Coefficients are not negative and minimise squared relative errors
-    (``fit_class_curves``); workloads' names only leave them out, and held-out errors of one are
-    null. Raises InputError when there is nothing to fit, devices are mixed, or the method is
-    unknown, TraceError or TableError when a fact or column is missing or a value out of range.
-    """
-    if method not in METHODS:
-        return find_operator_model(method, METHODS)(traces)
-    rows = collect_rows(traces)
-    form = METHODS[method]
-    held = hold_out(rows, form)
-    curves = fit_class_curves(rows, form)
-    model = _make_model(method, traces[0].facts.device_name, curves, held, {"traces": trace_names(traces)})
-    return model, fit_table(curves, held)

@@ -208,14 +208,6 @@ def retime_trace(trace: Trace, target: DeviceSheet | str, *, precision: str | No
     return Trace(operators, trace.tensors, facts)
 
 
-def new_gpu_interval(facts: Facts) -> tuple[float, float]:
-    """Return the 80 % interval that a trace's facts give its compute, relative; (1, 1) if traced."""
-    if not facts.new_gpu:
-        return 1.0, 1.0
-    low, high = facts.new_gpu["interval"]
-    return float(low), float(high)
-
-
 def _label_facts(
     trace: Trace, facts: Facts, predicted: pd.DataFrame, devices: tuple[DeviceSheet, DeviceSheet], model: NewGpuModel
 ) -> Facts:
