@@ -75,9 +75,7 @@ def describe_model(facts: Facts) -> str:
     if language is None or facts.language_model is None:
         return ""
     recipe = choose_recipe(str(facts.precision_recipe or facts.precision)).describe()
-    recipe += " (default: --precision; PyTorch's FSDP: fsdp2-mixed)" * bool(
-        facts.language_model.get("precision_assumed")
-    )
+    recipe += " (default: --precision)" * bool(facts.language_model.get("precision_assumed"))
     attention = "deterministic " * bool(facts.language_model.get("deterministic"))
     attention += facts.language_model["attention"]
     fused = _FUSED[str(facts.language_model.get("fusion", EAGER))]

@@ -232,7 +232,7 @@ def _open_models(traces: Traces, plan: Plan, batch: int | None, options: Options
     if model is None:
         return load_traces(traces, **options.language_step, fixed=True), batch
     samples = 1 if batch is None else count_samples(plan, batch)
-    trace = load_trace(model, batch=samples, **options.language_step)
+    trace = load_trace(model, plan.usual_precision, batch=samples, **options.language_step)
     return trace, samples * plan.data * plan.pieces if batch is None else batch
 
 
