@@ -319,6 +319,8 @@ def _set_up_builder(step: _Step, works: StageWorks, cut: list[list[str]]) -> Pro
         stages=stages,
         split=split,
         recipe=trace.facts.recipe,
+        # A CPU has no streams: PyTorch's are empty there, and every call runs to its end.
+        streams=trace.facts.device != "cpu",
         tail_s=float(trace.facts.tail_s or 0.0) * (works.mode == TRAIN),
         host=host,
         messages_hold_host=holds_host(plan, trace.facts.recipe.framework),

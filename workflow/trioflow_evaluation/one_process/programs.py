@@ -211,14 +211,14 @@ class ReplicaRank(_ProcessRank):
         for index, size in enumerate(self.moved.broadcasts):
             copy_s = self.moved.broadcast_copies_s[index] if self.is_first else 0.0
             self._collect("broadcast", index, size, copy_s, "forward")
-        for op_id in work.forward.tolist():
+        for op_id in work.forward:
             if op_id not in loss:
                 self.operators([op_id], _OF_REPLICA, "forward")
         self._gather_outputs()
         if self.is_first:
             self._run_loss()
         self._hand_out("output gradients", self.moved.outputs, "backward")
-        for op_id in work.backward.tolist():
+        for op_id in work.backward:
             if op_id not in self.moved.loss_backward:
                 self.operators([op_id], _OF_REPLICA, "backward")
         for index, size in enumerate(self.moved.sums):

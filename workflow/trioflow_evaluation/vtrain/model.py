@@ -15,7 +15,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.operators.precision import load_tensor_tables
@@ -67,10 +66,10 @@ def build_step(times: StageTimes, micro_batches: int, data: int = 1, tensor: int
     names: list[tuple[str, str]] = []
     seconds: list[float] = []
 
-    def add(name: str, phase: str, durations: Sequence[float]) -> npt.NDArray[np.int64]:
+    def add(name: str, phase: str, durations: Sequence[float]) -> range:
         names.extend((name, phase) for _ in durations)
         seconds.extend(durations)
-        return np.arange(len(seconds) - len(durations), len(seconds), dtype=np.int64)
+        return range(len(seconds) - len(durations), len(seconds))
 
     stages = []
     for stage in range(pipeline):
@@ -81,7 +80,7 @@ def build_step(times: StageTimes, micro_batches: int, data: int = 1, tensor: int
         )
         if data > 1:
             size = int(times.gradient_bytes[stage])
-            work.buckets = [Bucket(("gradients",), (size,), int(work.backward[-1]))]
+            work.buckets = [Bucket(("gradients",), (size,), work.backward[-1])]
             work.bucket_copy_s, work.bucket_return_s = [0.0], [0.0]
         if stage < pipeline - 1:
             work.send_bytes = [times.send_bytes] * micro_batches

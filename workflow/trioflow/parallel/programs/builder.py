@@ -19,9 +19,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from trioflow.base.experiments import Plan
 from trioflow.base.precision_recipes import RECIPES, PrecisionRecipe
@@ -255,16 +253,6 @@ class UnitWork:
 
 
 @dataclass(frozen=True)
-class ShardedWork:
-    """What ``fully_shard`` adds to a rank's operators."""
-
-    units: list[UnitWork]  # in the order of forward, the root at the end
-    reshards: bool  # whether units but the root give their parameters up after forward
-    # Whether the device has streams, so that copies and collectives may run beside compute
-    beside: bool
-
-
-@dataclass(frozen=True)
 class AttentionWork:
     """What one attention operator of ranks that share a sequence sends and copies."""
 
@@ -284,9 +272,9 @@ class StageWork:
     """What one pipeline stage (one tensor-parallel shard of it) does."""
 
     # ``op_id`` of the stage's operators, in order
-    forward: NDArray[np.int64]
-    backward: NDArray[np.int64]
-    optimizer: NDArray[np.int64]
+    forward: Sequence[int]
+    backward: Sequence[int]
+    optimizer: Sequence[int]
     # Optimizer operators over parameters of several stages, with the part of the work that is this
     # stage's, and its time [s]
     update_shares: dict[int, float] = field(default_factory=dict)
@@ -333,7 +321,9 @@ class StageWork:
     scale_s: float = 0.0
     # Activations sent to the next stage, for each micro-batch [bytes]
     send_bytes: list[int] = field(default_factory=list)
-    sharded: ShardedWork | None = None  # units, copies and messages of ``fully_shard``
+    units: list[UnitWork] = field(
+        default_factory=list
+    )  # of ``fully_shard``, in the order of forward, the root at the end
 
     @cached_property
     def regions_before(self) -> dict[int, list[int]]:
@@ -361,6 +351,7 @@ class ProgramBuilder:
     stages: Sequence[StageWork]
     split: TensorSplit  # operators of one tensor-parallel rank and their all-reduces
     recipe: PrecisionRecipe = RECIPES["fp32"]
+    streams: bool = True  # whether the device has some, so that copies and collectives may run beside compute
     tail_s: float = 0.0  # host time after the last operator [s]
     host: Mapping[str, float] = field(default_factory=dict)  # host costs of the platform [s]
     messages_hold_host: bool = False  # whether the host waits for a stage's messages and its device

@@ -1,4 +1,4 @@
-"""Tasks of a rank written many at once: micro-batches that are like another, and two actions that run together.
+"""Two actions of a rank that run together.
 
 A forward and another micro-batch's backward that run together: exchanges of one's tokens beside the other's compute.
 
@@ -16,76 +16,17 @@ References: Megatron-LM ``megatron/core/models/common/model_chunk_schedule_plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from copy import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trioflow.parallel.schedules.table import Action
-from trioflow.parallel.task_graph import Mark
 
 if TYPE_CHECKING:
     from trioflow.parallel.programs.staged import StagedRank
-
-
-class _Recorded(NamedTuple):
-    """Tasks that ran for a micro-batch, and the rank's state behind them."""
-
-    micro_batch: int
-    begin: Mark
-    end: Mark
-    changes: list[tuple[int, str, float]]  # what the rank held more, or less, from a task on
-    again: list[tuple[int, int]]  # stages and regions that ran again
-    state: dict[str, Any]  # the rank's own, tasks by how long before the next one they are
-
-
-class Repetition:
-    """Repeats the tasks of a rank's actions for other micro-batches of the same size."""
-
-    def __init__(self, rank: StagedRank) -> None:
-        self.rank = rank
-        self._recorded: dict[tuple[Any, ...], _Recorded] = {}
-
-    def run(
-        self, what: tuple[Any, ...], operators: Sequence[int], micro_batch: int, write: Callable[[Sequence[int]], None]
-    ) -> None:
-        """Write an action's operators, or repeat all but the first, which waits for what the action waits for."""
-        rank, graph, memory = self.rank, self.rank.program.graph, self.rank.memory
-        write(operators[:1])
-        if len(operators) < 2:
-            return
-        key = (*what, rank.program.factors[micro_batch], str(self._note()))
-        recorded = self._recorded.get(key)
-        if recorded is None:
-            begin, changed, before = graph.mark(), len(memory.changes), set(rank.repeated)
-            write(operators[1:])
-            again = [(stage, index) for stage, index, _ in rank.repeated - before]
-            changes, state = memory.changes[changed:], self._note()
-            self._recorded[key] = _Recorded(micro_batch, begin, graph.mark(), changes, again, state)
-            return
-        shift = graph.repeat(recorded.begin, recorded.end, micro_batch, micro_batch - recorded.micro_batch)
-        memory.changes += [(task + shift, name, size) for task, name, size in recorded.changes]
-        rank.repeated.update((*place, micro_batch) for place in recorded.again)
-        for name, value in recorded.state.items():
-            setattr(rank, name, _move(value, graph.next_task) if name in rank.repeated_tasks else copy(value))
-
-    def _note(self) -> dict[str, Any]:
-        """Return the rank's own state, its tasks by how long before the next one they are."""
-        rank = self.rank
-        tasks = {name: _move(getattr(rank, name), -rank.program.graph.next_task) for name in rank.repeated_tasks}
-        return tasks | {name: copy(getattr(rank, name)) for name in rank.repeated_state}
-
-
-def _move(tasks: Any, shift: int) -> Any:
-    """Return tasks further on: one or none, several, or those of some keys."""
-    if isinstance(tasks, dict):
-        return {key: task + shift for key, task in tasks.items()}
-    if isinstance(tasks, list):
-        return [task + shift for task in tasks]
-    return None if tasks is None else tasks + shift
 
 
 @dataclass(frozen=True)

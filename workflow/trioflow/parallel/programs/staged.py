@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import partial
-from itertools import chain, groupby, pairwise
-from typing import Any
+from itertools import accumulate, chain, groupby, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from trioflow.base.plan_row import SLICED
 from trioflow.parallel.memory.profile import AGAIN
 from trioflow.parallel.programs.builder import ProgramBuilder, RankProgram, StageWork, attend, multiply
-from trioflow.parallel.programs.copies import Repetition, run_together
+from trioflow.parallel.programs.copies import run_together
 from trioflow.parallel.programs.offload import ActivationMover, HostOptimizer
 from trioflow.parallel.schedules.table import (
     BACKWARD,
@@ -49,10 +50,31 @@ from trioflow.parallel.splits.tensor_split import (
     TENSOR,
     StageExchange,
 )
+from trioflow.parallel.task_graph import Mark
 
 FINDS_OVERFLOW = "aten::_amp_foreach_non_finite_check_and_unscale_"
 """Operator of ``GradScaler`` that unscales gradients and notes whether any is not finite."""
 _PHASES = {FORWARD: "forward", RECV_F: "forward", SEND_F: "forward"}
+
+
+class _Recorded(NamedTuple):
+    """An action's tasks for a micro-batch, and what further ones depend on behind them."""
+
+    micro_batch: int
+    begin: Mark
+    end: Mark
+    changes: list[tuple[int, str, float]]  # what the rank held more, or less, from a task on
+    again: list[tuple[int, int]]  # stages and regions that ran again
+    state: dict[str, Any]  # the rank's, tasks by how long before the next one they are
+
+
+def _move(tasks: Any, shift: int) -> Any:
+    """Return tasks further on: one or none, several, or those of some keys."""
+    if isinstance(tasks, dict):
+        return {key: task + shift for key, task in tasks.items()}
+    if isinstance(tasks, list):
+        return [task + shift for task in tasks]
+    return None if tasks is None else tasks + shift
 
 
 class StagedRank(RankProgram):
@@ -60,7 +82,7 @@ class StagedRank(RankProgram):
 
     Kinds of plan change what goes before an operator of a micro-batch (``enter``) and behind it (``leave``), or one of
     the other methods. ``dispatches``: split layers cost the host what PyTorch's sharded tensors do. ``repeats``:
-    micro-batches of one size run the same tasks, which are copied; ``repeated_tasks`` and ``repeated_state`` name
+    micro-batches of one size run the same tasks, which are repeated; ``repeated_tasks`` and ``repeated_state`` name
     attributes that they depend on and change. ``in_rows``: operators with nothing between them may be added at once.
     ``launches``: forward operators are launched by a task of the host even where it does not run ahead.
     """
@@ -100,7 +122,7 @@ class StagedRank(RankProgram):
         rates, mode, offloaded = program.rates, program.mode, program.offloaded
         self.mover = ActivationMover(self, offloaded, rates) if rates and offloaded and mode != FORWARD_ONLY else None
         self.host_optimizer = HostOptimizer(self, rates) if rates and not offloaded and mode == TRAIN else None
-        self.repetition = Repetition(self)
+        self._recorded: dict[tuple[Any, ...], _Recorded] = {}
         self._crowded: dict[int, set[int]] = {}
         plan = program.plan
         self.tensor_group = [program.rank_of(data, pipeline, t) for t in range(plan.tensor)]
@@ -336,9 +358,9 @@ class StagedRank(RankProgram):
             self._run_operators((FORWARD, again), self.work.recomputed, micro_batch, self.repeats)
             return
         self._chunk_overhead("forward", micro_batch)
-        first = sum(action.stage == self.stage for action in self.forwards) == 1
-        ahead = first and self.program.plan.gather_overlap and self.program.mode == TRAIN
-        op_ids = self.work.forward.tolist()
+        ahead = self.program.plan.gather_overlap and self.program.mode == TRAIN
+        ahead = ahead and sum(action.stage == self.stage for action in self.forwards) == 1
+        op_ids = self.work.forward
         self.readers = self.work.first_readers if ahead else {}
         self.gathered = [index for op_id in op_ids for index in self.readers.get(op_id, ())]
         self._run_operators((FORWARD, again), op_ids, micro_batch, self.repeats and not ahead)
@@ -346,12 +368,30 @@ class StagedRank(RankProgram):
         self.begun.pop(self.stage, None)
 
     def _run_operators(self, what: tuple[str, bool], op_ids: Sequence[int], micro_batch: int, repeats: bool) -> None:
-        """Run an action's operators, or copy the tasks of a micro-batch like it."""
-        write = partial(self._run_all, what, micro_batch)
-        if not repeats or self.mover or self.program.plan.expert_parts > 1:
-            write(op_ids)
-        else:
-            self.repetition.run((*what, self.stage), op_ids, micro_batch, write)
+        """Run an action's operators; all but the first, which waits for what the action waits for, may be repeated tasks."""
+        if not repeats or self.mover or self.program.plan.expert_parts > 1 or len(op_ids) < 2:
+            self._run_all(what, micro_batch, op_ids)
+            return
+        self._run_all(what, micro_batch, op_ids[:1])
+        graph, changes = self.program.graph, self.memory.changes
+        key = (*what, self.stage, self.program.factors[micro_batch], str(self._note()))
+        recorded = self._recorded.get(key)
+        if recorded is None:
+            begin, changed, before = graph.mark(), len(changes), set(self.repeated)
+            self._run_all(what, micro_batch, op_ids[1:])
+            again = [(stage, index) for stage, index, _ in self.repeated - before]
+            self._recorded[key] = _Recorded(micro_batch, begin, graph.mark(), changes[changed:], again, self._note())
+            return
+        shift = graph.repeat(recorded.begin, recorded.end, micro_batch, micro_batch - recorded.micro_batch)
+        changes += [(task + shift, name, size) for task, name, size in recorded.changes]
+        self.repeated.update((*place, micro_batch) for place in recorded.again)
+        for name, value in recorded.state.items():
+            setattr(self, name, _move(value, graph.next_task) if name in self.repeated_tasks else copy(value))
+
+    def _note(self) -> dict[str, Any]:
+        """Return what further tasks depend on, tasks by how long before the next one they are."""
+        tasks = {name: _move(getattr(self, name), -self.program.graph.next_task) for name in self.repeated_tasks}
+        return tasks | {name: copy(getattr(self, name)) for name in self.repeated_state}
 
     def _run_all(self, what: tuple[str, bool], micro_batch: int, op_ids: Sequence[int]) -> None:
         """Run operators of a kind of action one after the other, those with nothing between them at once."""
@@ -461,18 +501,16 @@ class StagedRank(RankProgram):
     def _run_backward(self, kind: str, micro_batch: int) -> None:
         """Compute, hand over buckets after a stage's last micro-batch, add gradients up."""
         work, done, makes_gradients = self.work, self.backwards[self.stage], kind != BACKWARD_INPUT
-        places: Sequence[int] = {
-            BACKWARD: work.backward.tolist(),
-            BACKWARD_INPUT: work.backward_input,
-            BACKWARD_WEIGHT: work.backward_weight,
-        }[kind]
+        op_ids = {BACKWARD: work.backward, BACKWARD_INPUT: work.backward_input, BACKWARD_WEIGHT: work.backward_weight}[
+            kind
+        ]
         self._chunk_overhead("backward", micro_batch)
         last = done == self.schedule.micro_batches - 1
         buckets = work.buckets if makes_gradients and (last or self.program.plan.reduces_each) else []
         swapped, self.due = self.program.split.swapped, {}
-        op_ids = [swapped.get(place, place) for place in places]
-        ready = np.maximum.accumulate([swapped.get(b.ready_after_op_id, b.ready_after_op_id) for b in buckets] or [0])
-        for index, place in enumerate(np.searchsorted(places, ready[: len(buckets)]).tolist()):
+        ready = accumulate((swapped.get(b.ready_after_op_id, b.ready_after_op_id) for b in buckets), max)
+        places = np.searchsorted(np.sort(op_ids), [*ready]).tolist() if buckets else []
+        for index, place in enumerate(places):
             self.due.setdefault(op_ids[place] if place < len(op_ids) else -1, []).append(index)
         self._run_operators((kind, False), op_ids, micro_batch, self.repeats and not buckets)
         for index in self.due.pop(-1, ()):

@@ -13,7 +13,7 @@ from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import SLICED
 from trioflow.parallel.backward import Recomputation, keep_sums_with_input, plan_recomputation, split_backward
 from trioflow.parallel.model_graph import ModelGraph
-from trioflow.parallel.programs.builder import ShardedWork, StageWork, size_attentions
+from trioflow.parallel.programs.builder import StageWork, UnitWork, size_attentions
 from trioflow.parallel.programs.units import cost_units
 from trioflow.parallel.reference import PricedModel
 from trioflow.parallel.schedules.table import BACKWARD_WEIGHT, FORWARD_ONLY, TRAIN, Schedule, leaves, recomputed_pairs
@@ -92,10 +92,11 @@ class StageWorks:
             for op, one in work.attentions.items():
                 work.before[op] = [*work.before.get(op, ()), *one.before]
                 work.after[op] = [*one.after, *work.after.get(op, ())]
+            work.backward = [split.swapped.get(op, op) for op in work.backward]
             if splits:
                 self._split_backward(work, stage_of, stage)
             if repeats:
-                work.recomputed = [op for op in work.forward.tolist() if op not in loss]
+                work.recomputed = [op for op in work.forward if op not in loss]
             work.regions = [r for r in regions if in_stage.issuperset(r.operators)]
             self._add_gradients(work, in_stage, stage_of, stage)
             if self.mode != FORWARD_ONLY:
@@ -143,7 +144,7 @@ class StageWorks:
         for tied in self.tied:
             mine[1] = mine[1] & ~np.isin(np.arange(len(phases)), list(tied.sums))
         forward, backward, optimizer = (
-            np.flatnonzero(own & (phases == phase)) for own, phase in zip(mine, PHASES, strict=True)
+            np.flatnonzero(own & (phases == phase)).tolist() for own, phase in zip(mine, PHASES, strict=True)
         )
         return StageWork(forward, backward, optimizer)
 
@@ -153,12 +154,12 @@ class StageWorks:
             return
         sizes = held_sizes(self.trace, self.plan)
         mine = [n * (stage in at) for n, at in zip(sizes, self.placed, strict=True)]
-        owners, here = find_owners(self.trace).of_operator, set(work.optimizer.tolist())
+        owners, here = find_owners(self.trace).of_operator, set(work.optimizer)
         for op_id, parameters in owners.items():
             stages = frozenset[int]().union(*(self.placed[index] for index in parameters))
             if len(stages) > 1:
                 (here.add if stage in stages else here.discard)(op_id)
-        work.optimizer = np.array(sorted(here), dtype=np.int64)
+        work.optimizer = sorted(here)
         spanning = [op for op in list_updates(self.trace) if op in here]
         shares = share_updates(self.trace, sizes, mine, spanning)
         work.update_shares = {op: share for op, share in shares.items() if share < 1}
@@ -206,9 +207,9 @@ class StageWorks:
         """Give a stage its buckets, and the upkeep of its gradients under micro-batches."""
         plan = self.plan
         if plan.shards_units:
-            work.sharded = self._shard_units(stage_of, stage)
+            work.units = self._shard_units(stage_of, stage)
             if plan.pipeline > 1 and self.mode != FORWARD_ONLY:
-                self._add_stage_upkeep(work, work.sharded)
+                self._add_stage_upkeep(work)
             return
         replicated = plan.replicas > 1 and plan.replication == "ddp"
         if replicated:  # DDP sends its buffers in every forward.
@@ -318,22 +319,19 @@ class StageWorks:
             work.partial_bytes = sum(sizes) // shards
             work.partial_copy_s = self._elementwise_s("aten::copy_", [size // shards for size in sizes], 2, times=2)
 
-    def _shard_units(self, stage_of: NDArray[np.int64], stage: int) -> ShardedWork:
+    def _shard_units(self, stage_of: NDArray[np.int64], stage: int) -> list[UnitWork]:
         """Return the units of ``fully_shard`` in a stage and what they cost."""
         plan, steps = self.plan, self.schedule.micro_batches
         if plan.pipeline == 1:
             units = build_units(self.trace, plan.tensor, plan.expert_parts, plan.places_experts)
         else:
             units = build_stage_units(self.trace, plan, self.placed, stage_of, stage)
-        costs = cost_units(units, plan, steps, self._elementwise_s, self.trace)
-        # A CPU has no streams: PyTorch's are empty there, and every call runs to its end.
-        beside = self.trace.facts.device != "cpu"
-        return ShardedWork(costs, plan.sharding != "zero2", beside)
+        return cost_units(units, plan, steps, self._elementwise_s, self.trace)
 
-    def _add_stage_upkeep(self, work: StageWork, sharded: ShardedWork) -> None:
+    def _add_stage_upkeep(self, work: StageWork) -> None:
         """Let a stage add whole gradients up, and divide the shards once they are reduced."""
-        work.accumulate_s = sum(unit.accumulate_s for unit in sharded.units)
-        sizes = [unit.kept_bytes for unit in sharded.units if unit.kept_bytes]
+        work.accumulate_s = sum(unit.accumulate_s for unit in work.units)
+        sizes = [unit.kept_bytes for unit in work.units if unit.kept_bytes]
         if self.schedule.micro_batches > 1:
             work.scale_s = self._elementwise_s("aten::div_", sizes, 1)
 

@@ -102,12 +102,10 @@ class UnitRank(StagedRank):
         self.repeats = self.repeats and not self.one_stage  # whose backward reduces what it makes
         self.units: list[UnitWork] = []
         self.of_stage: dict[int, range] = {}
-        works = [(stage, self.program.stages[stage].sharded) for stage in self.stages]
-        for stage, work in works:
-            assert work is not None
-            self.of_stage[stage] = range(len(self.units), len(self.units) + len(work.units))
-            self.units += work.units
-            self.sharding = work
+        for stage in self.stages:
+            begin = len(self.units)
+            self.units += self.program.stages[stage].units
+            self.of_stage[stage] = range(begin, len(self.units))
         self.action: tuple[Any, ...] = ()
         self.turn = self.asked = 0
         self.whole: set[int] = set()
@@ -207,7 +205,7 @@ class UnitRank(StagedRank):
 
     def leave(self, op_id: int, micro_batch: int) -> None:
         """Give up also the parameters, or reduce the gradients, of a unit that ends here."""
-        if op_id in self.ends and self.sharding.reshards:
+        if op_id in self.ends and self.program.plan.sharding != "zero2":
             self._give_up(self.ends[op_id])
         elif op_id in self.leaves and self.one_stage:
             self._reduce(self.leaves[op_id], self.backwards[self.stage])
@@ -271,7 +269,7 @@ class UnitRank(StagedRank):
             group=self.program.name_group(group),
             match_id=self.program.match("units", *group, *self.action, self.asked, turn=self.turn),
         )
-        if not self.sharding.beside:
+        if not self.program.streams:
             self.waits.append(task)
         return task
 
@@ -284,7 +282,7 @@ class UnitRank(StagedRank):
         self.hold("gathered", unit.gathered_bytes)
         name, fence = "copy into all-gather", self.fence
         self.fence = []
-        if self.sharding.beside:
+        if self.program.streams:
             after = (self.launched, *fence)
             copy: int | None = self.add("copy", "memcpy", name, after=after, duration_s=unit.copy_in_s, phase=phase)
         else:  # one thread does everything in turn
@@ -352,7 +350,7 @@ class UnitRank(StagedRank):
         if self.host_optimizer:
             self.host_optimizer.send(self.reduced[-1], unit.kept_bytes, frozenset())
             self.hold("gradient", 0 if further else -unit.kept_bytes)
-        elif further and self.sharding.beside:
+        elif further and self.program.streams:
             stream = "all_reduce" if len(self.shard_replicas) > 1 else "communication"
             time_s, ready = unit.accumulate_s, (self.reduced[-1],)
             self.reduced.append(self.add(stream, "compute", _ADDS_UP, after=ready, duration_s=time_s, **of))

@@ -178,29 +178,34 @@ def share_storages(
     ``here``, ``held``: places in ``list_parameters`` of what it updates, and of what it has with gradients; all by
     default.
     """
+    shares, owners, of_model = _share_owned(trace, plan)
+    for places, which in ((here, ~of_model), (held, of_model)):
+        if places is not None:
+            shares = np.where(which & ~np.isin(owners, list(places)), 0.0, shares)
+    return dict(zip(find_owners(trace).of_storage, shares.tolist(), strict=True))
+
+
+@of_model
+def _share_owned(trace: ModelGraph, plan: Plan) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the same where nothing is left out, whose each is, and whether it is no state [storages]."""
     owners = find_owners(trace).of_storage
     if not owners:
-        return {}
+        return np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool)
     whole, mine = list_parameters(trace), list_parameters(trace, plan.tensor, plan.expert_parts)
     updated, main = held_sizes(trace, plan), trace.facts.recipe.main_parameter_bytes
     weights = weigh_parameters(trace, plan)
-    shares: dict[int, float] = {}
+    shares, of_model = [], []
     for storage, index in owners.items():
         parameter, size = mine[index], max(whole[index].size_bytes, 1)
         split = parameter.size_bytes / size
         if storage == parameter.storage_id:
             # What is sharded of a trained one is the main weight, kept as a state.
             state = plan.shards_units and main and parameter.trained
-            shares[storage] = 0.0 if state else weights[index] / size
-        elif storage == parameter.gradient_storage_id:
-            shares[storage] = split
+            shares.append(0.0 if state else weights[index] / size)
         else:
-            shares[storage] = updated[index] / size
-        of_model = storage in (parameter.storage_id, parameter.gradient_storage_id)
-        places = held if of_model else here
-        if places is not None and index not in places:
-            shares[storage] = 0.0
-    return shares
+            shares.append(split if storage == parameter.gradient_storage_id else updated[index] / size)
+        of_model.append(storage in (parameter.storage_id, parameter.gradient_storage_id))
+    return np.array(shares), np.array([*owners.values()]), np.array(of_model)
 
 
 def weigh_parameters(trace: Trace, plan: Plan) -> list[float]:
