@@ -17,19 +17,20 @@ Uses names that PyTorch keeps to itself (``FakeTensorMode``,
 ``_RecordFunctionFast``); checked with PyTorch 2.13 against captures on a CPU.
 """
 
-import copy
-import gzip
-import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import prod
+from operator import mul
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch._C._profiler import _RecordFunctionFast
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -41,15 +42,18 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves
 
 from trioflow.base.errors import InputError, TraceError
-from trioflow.base.provenance import stamp, write_json
+from trioflow.base.provenance import stamp
 from trioflow.base.settings import CONFIGURED
+from trioflow.trace.assemble import assemble_trace
 from trioflow.trace.capture.workload import TrainingStep, describe_model, profile_with_tensors
 from trioflow.trace.facts import UNTIMED
-from trioflow.trace.profile.execution_trace import list_tensors
-from trioflow.trace.profile.kineto import ABSENT
-from trioflow.trace.profile.merge import merge_trace
+from trioflow.trace.profile.execution_trace import UNDEFINED, Links, Node, link_nodes, read_nodes
+from trioflow.trace.profile.kineto import Profile, read_profile
+from trioflow.trace.profile.merge import coverage_of, observe_step
+from trioflow.trace.profile.steps import Step, find_spans, load_step
 from trioflow.trace.repeat import repeat_block
 from trioflow.trace.store import Trace
+from trioflow.trace.tensors import TensorRef
 from trioflow.trace.workloads.build import build_workload
 from trioflow.trace.workloads.precision import choose_optimizer, choose_precision
 
@@ -60,12 +64,8 @@ _FAKE, _NOTE = "trioflow: fake call", "trioflow: tensors of fake call "
 _WRITTEN = "trioflow: written by fake call"
 _ZERO = {torch.bool: False, torch.complex64: 0j, torch.complex128: 0j}
 _ACCUMULATES = "autograd::engine::evaluate_function: "
-_UNDEFINED = "Tensor(nullptr"
-"""Type of an absent tensor."""
-
-_Json = dict[str, Any]
-Tensor = list[Any]
-"""A tensor in an execution trace: id, storage, offset, elements, bytes each, device."""
+_Identity = tuple[int, int, int]
+"""Number of a tensor, its elements, and the bytes of each."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class _FakeCall:
     """One call on fake tensors."""
 
     storages: list[int]  # address of the storage of each of its tensors, arguments first
-    of_view: bool  # whether its first argument is a view, and so holds what it is a view of
+    keeps_first: bool  # whether its first argument is a view, which holds what it is a view of, or has gaps
 
 
 class NotingFakeMode(FakeTensorMode):  # type: ignore[misc]  # mypy does not read torch
@@ -108,8 +108,8 @@ class NotingFakeMode(FakeTensorMode):  # type: ignore[misc]  # mypy does not rea
             storages = [t.untyped_storage() for t in used]
             self._kept += storages
             with _RecordFunctionFast(f"{_NOTE}{len(self.calls)}", used):  # the profiler's ids
-                view = bool(used) and used[0]._is_view()
-                self.calls.append(_FakeCall([storage._cdata for storage in storages], view))
+                keeps = bool(used) and (used[0]._is_view() or not _is_dense(used[0]))
+                self.calls.append(_FakeCall([storage._cdata for storage in storages], keeps))
         if not made and func._schema.is_mutable:
             # A real call over lists encloses one a tensor, which returns what it wrote.
             with _RecordFunctionFast(_WRITTEN, _written(func, args, kwargs or {})):
@@ -137,6 +137,13 @@ def _tensor_leaves(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor fills its memory without gaps or overlaps."""
+    steps = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+    filled = accumulate((size for _, size in steps), mul, initial=1)
+    return [stride for stride, _ in steps] == [*filled][: len(steps)]
+
+
 def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """Return the tensors that a call writes into."""
     given = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **kwargs}
@@ -144,178 +151,131 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     return _tensor_leaves([given[name] for name in marked if name in given])
 
 
-def profile_fake_step(step: Callable[[], None], model: torch.nn.Module, mode: NotingFakeMode, folder: Path) -> None:
-    """Profile one step inside a fake mode, and write both files as `trioflow.trace.capture.workload` does."""
+def profile_fake_step(run: Callable[[], None], model: torch.nn.Module, mode: NotingFakeMode) -> tuple[Step, Links]:
+    """Profile one step inside a fake mode; return its events, and the node of each with its tensors."""
     with tempfile.TemporaryDirectory() as temporary:
-        nodes, events = Path(temporary) / "nodes.json", Path(temporary) / "events.json"
+        nodes_file, events_file = Path(temporary) / "nodes.json", Path(temporary) / "events.json"
         mode.calls = []
-        profiler = profile_with_tensors(step, model, nodes)
+        profiler = profile_with_tensors(run, model, nodes_file)
         calls, mode.calls = mode.calls, None
-        profiler.export_chrome_trace(str(events))
-        kineto, trace = json.loads(events.read_text()), json.loads(nodes.read_text())
-    kineto["traceEvents"] = list(_without_fakes(kineto["traceEvents"]))
-    renamed = _repair_nodes(trace["nodes"], calls)
-    for event in kineto["traceEvents"]:
-        event["name"] = renamed.get(_record(event) or ABSENT, event["name"])
-    trace["nodes"] = [node for node in trace["nodes"] if node["name"] != _HAND_OVER]
-    _nest_alike(kineto["traceEvents"], trace["nodes"])
-    _write(kineto, folder / "kineto.json.gz")
-    _write(trace, folder / "execution_trace.json.gz")
+        profiler.export_chrome_trace(str(events_file))
+        profile, nodes = read_profile(events_file), read_nodes(nodes_file)
+    profile.drop(_find_fakes(profile))
+    step = load_step(profile, find_spans(profile)[0])
+    renamed = _repair_nodes(nodes, calls)
+    for event in step.root.walk():
+        event.name = renamed.get(event.record_id, event.name)
+    return step, link_nodes(list(step.root.walk()), nodes)
 
 
-def _write(content: _Json, path: Path) -> None:
-    with path.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, compresslevel=1) as packed:
-        packed.write(json.dumps(content).encode())
+def _find_fakes(profile: Profile) -> NDArray[np.bool_]:
+    """Return which events are hand-overs, or what fake tensors do inside them; annotations are kept."""
+    calls, threads = profile.is_category("cpu_op"), profile.column("thread")
+    fakes, inside = profile.is_named(_FAKE), profile.is_named(_HAND_OVER)
+    for thread in np.unique(threads):
+        ends_ns = np.where(fakes & (threads == thread), profile.end_ns, -1)
+        inside |= (threads == thread) & (profile.end_ns <= np.maximum.accumulate(ends_ns))
+    return calls & inside
 
 
-def _without_fakes(events: Iterable[_Json]) -> Iterator[_Json]:
-    """Leave out the hand-overs and what fake tensors do inside them; keep annotations."""
-    until: dict[Any, float] = {}
-    for event in sorted(events, key=lambda e: (float(e.get("ts", 0)), -float(e.get("dur", 0)))):
-        if event.get("ph") != "X" or event.get("cat") != "cpu_op":
-            yield event
-            continue
-        end = float(event["ts"]) + float(event["dur"])
-        limit = until.get(event["tid"], float("-inf"))
-        if event["name"] == _FAKE:
-            until[event["tid"]] = max(end, limit)
-        elif end > limit and event["name"] != _HAND_OVER:
-            yield event
+def _list_defined(refs: Sequence[TensorRef]) -> list[tuple[int, TensorRef]]:
+    """Return the tensors that are there, with their places."""
+    return [(place, ref) for place, ref in enumerate(refs) if ref.dtype not in UNDEFINED]
 
 
-def _record(event: _Json) -> int | None:
-    found: int | None = event.get("args", {}).get("Record function id")
-    return found
-
-
-def _nest_alike(events: Iterable[_Json], nodes: list[_Json]) -> None:
-    """Let calls have the callers that they have in the profile, hand-overs left out; events come in order of start."""
-    by_record = {_attribute(node, "rf_id")["value"]: node for node in nodes}
-    root = next(node["id"] for node in nodes if node["name"].endswith("|thread]"))
-    open_calls: dict[Any, list[tuple[float, int]]] = {}
-    for event in events:
-        node = by_record.get(_record(event) or ABSENT)
-        if event.get("ph") != "X" or node is None:
-            continue
-        stack = open_calls.setdefault(event["tid"], [])
-        while stack and float(event["ts"]) >= stack[-1][0]:
-            stack.pop()
-        node["ctrl_deps"] = stack[-1][1] if stack else root
-        stack.append((float(event["ts"]) + float(event["dur"]), node["id"]))
-
-
-def _tensors(side: _Json) -> list[Tensor]:
-    """Return the tensors among a node's values, those in lists included, absent ones not."""
-    parts = list_tensors(side["values"], side["shapes"], side["types"])
-    return [value for value, _, kind, _ in parts if not kind.startswith(_UNDEFINED)]
-
-
-def _attribute(node: _Json, name: str) -> _Json:
-    return next(entry for entry in node["attrs"] if entry["name"] == name)
-
-
-def _repair_nodes(nodes: list[_Json], calls: list[_FakeCall]) -> dict[int, str]:
-    """Give tensors their storages, place further gradients, drop fake calls; return new names by record id."""
-    nodes.sort(key=lambda node: int(_attribute(node, "rf_id")["value"]))
+def _repair_nodes(nodes: list[Node], calls: list[_FakeCall]) -> dict[int | None, str]:
+    """Give tensors their storages, and place further gradients; return new names by record id."""
+    nodes.sort(key=lambda node: node.record_id)
     _join_storages(nodes, calls)
     for node in nodes:
-        if node["name"] == _WRITTEN:
-            node["outputs"] = copy.deepcopy(node["inputs"])
-    by_id = {node["id"]: node for node in nodes}
+        if node.name == _WRITTEN:
+            node.outputs = [*node.inputs]
+    by_id = {node.node_id: node for node in nodes}
     fake: set[int] = set()
     for node in nodes:  # what encloses a node comes before it
-        if node["name"] == _FAKE or node["ctrl_deps"] in fake:
-            fake.add(node["id"])
-    views = {
-        by_id[by_id[node["ctrl_deps"]]["ctrl_deps"]]["ctrl_deps"]
+        if node.name == _FAKE or node.parent in fake:
+            fake.add(node.node_id)
+    keeping = {
+        by_id[by_id[node.parent].parent].parent
         for node in nodes
-        if node["name"].startswith(_NOTE) and _call_of(node, calls).of_view
+        if node.name.startswith(_NOTE) and _call_of(node, calls).keeps_first
     }
-    nodes[:] = [node for node in nodes if node["id"] not in fake]
-    return _add_in_place([node for node in nodes if node["name"] != _HAND_OVER], by_id, views)
+    real = [node for node in nodes if node.node_id not in fake and node.name != _HAND_OVER]
+    return _add_in_place(real, by_id, keeping)
 
 
-def _call_of(note: _Json, calls: list[_FakeCall]) -> _FakeCall:
-    return calls[int(note["name"][len(_NOTE) :])]
+def _call_of(note: Node, calls: list[_FakeCall]) -> _FakeCall:
+    return calls[int(note.name[len(_NOTE) :])]
 
 
-def _join_storages(nodes: list[_Json], calls: list[_FakeCall]) -> None:
+def _join_storages(nodes: list[Node], calls: list[_FakeCall]) -> None:
     """Write its storage's number into every tensor, from the notes of the calls, each from its call on: ids come again."""
-    inside: dict[int, list[_Json]] = {}
+    inside: dict[int, list[Node]] = {}
     for node in nodes:
-        inside.setdefault(node["ctrl_deps"], []).append(node)
+        inside.setdefault(node.parent, []).append(node)
     number: dict[int, int] = {}  # from 1 on: 0 is an absent tensor's
-    storage: dict[tuple[int, ...], int] = {}
-    waiting: dict[tuple[int, ...], list[Tensor]] = {}
+    storage: dict[_Identity, int] = {}
+    waiting: dict[_Identity, list[tuple[list[TensorRef], int]]] = {}
 
-    def write(tensors: list[Tensor]) -> None:
-        for tensor in tensors:
-            identity = tensor[0], tensor[3], tensor[4]
-            if identity in storage:
-                tensor[1] = storage[identity]
+    def identify(ref: TensorRef) -> _Identity:
+        return ref.tensor, prod(ref.shape), ref.elem_bytes
+
+    def write(refs: list[TensorRef]) -> None:
+        for place, ref in _list_defined(refs):
+            if identify(ref) in storage:
+                refs[place] = replace(ref, storage=storage[identify(ref)])
             else:  # from before the step: the first call on it shows
-                waiting.setdefault(identity, []).append(tensor)
+                waiting.setdefault(identify(ref), []).append((refs, place))
 
-    def note(tensors: list[Tensor], pointers: list[int]) -> None:
-        for tensor, pointer in zip(tensors, pointers, strict=True):
-            identity = tensor[0], tensor[3], tensor[4]
-            storage[identity] = number.setdefault(pointer, len(number) + 1)
-            for earlier in waiting.pop(identity, []):
-                earlier[1] = storage[identity]
+    def settle(identity: _Identity, own: int) -> None:
+        storage[identity] = own
+        for refs, place in waiting.pop(identity, []):
+            refs[place] = replace(refs[place], storage=own)
 
-    def visit(node: _Json) -> None:
-        if node["name"].startswith(_NOTE):
-            note(_tensors(node["inputs"]), _call_of(node, calls).storages)
+    def visit(node: Node) -> None:
+        if node.name.startswith(_NOTE):
+            pointers = _call_of(node, calls).storages
+            for (_, ref), pointer in zip(_list_defined(node.inputs), pointers, strict=True):
+                settle(identify(ref), number.setdefault(pointer, len(number) + 1))
             return
-        write(_tensors(node["inputs"]))
-        for child in inside.get(node["id"], []):
+        write(node.inputs)
+        for child in inside.get(node.node_id, []):
             if child is not node:
                 visit(child)
-        write(_tensors(node["outputs"]))
+        write(node.outputs)
 
-    ids = {node["id"] for node in nodes}
+    ids = {node.node_id for node in nodes}
     for node in nodes:
-        if node["ctrl_deps"] not in ids or node["ctrl_deps"] == node["id"]:
+        if node.parent not in ids or node.parent == node.node_id:
             visit(node)
-    for place, (_, tensors) in enumerate(sorted(waiting.items())):
-        for tensor in tensors:
-            tensor[1] = len(number) + 1 + place
+    for place, identity in enumerate(sorted(waiting)):
+        settle(identity, len(number) + 1 + place)
 
 
-def _add_in_place(nodes: list[_Json], by_id: dict[int, _Json], views: set[int]) -> dict[int, str]:
-    """Make autograd's additions to gradients that nobody else holds in place; `views`: calls whose first argument is one."""
-    last_read = {t[1]: place for place, n in enumerate(nodes) for t in _tensors(n["inputs"])}
-    renamed: dict[int, str] = {}
-    same: dict[tuple[int, int], Tensor] = {}
+def _add_in_place(nodes: list[Node], by_id: dict[int, Node], keeping: set[int]) -> dict[int | None, str]:
+    """Make autograd's additions to gradients that nobody else holds in place, but for calls that keep their first argument."""
+    last_read = {ref.storage: place for place, node in enumerate(nodes) for _, ref in _list_defined(node.inputs)}
+    renamed: dict[int | None, str] = {}
+    same: dict[tuple[int, int], tuple[int, int]] = {}
     moved: dict[int, int] = {}
     for place, node in enumerate(nodes):
-        used, made = _tensors(node["inputs"]), _tensors(node["outputs"])
-        held = node["id"] in views or (bool(used) and last_read[used[0][1]] > place)
-        for tensor in (*used, *made):
-            tensor[:] = same.get((tensor[0], tensor[1]), tensor)
-            tensor[1] = moved.get(tensor[1], tensor[1])
-        above = by_id.get(node["ctrl_deps"], node)["name"]
-        if node["name"] == "aten::add" and above.startswith(_ACCUMULATES) and not held:
-            if not _is_dense(node["inputs"]["shapes"][0], node["inputs"]["strides"][0]):
-                continue
-            node["name"] = "aten::add_"
-            renamed[int(_attribute(node, "rf_id")["value"])] = node["name"]
-            _attribute(node, "op_schema")["value"] = str(torch.ops.aten.add_.Tensor._schema)
-        elif node["name"] != "aten::lift_fresh":  # a number of the program, made a fake tensor
+        first = next((ref for _, ref in _list_defined(node.inputs)), None)
+        held = node.node_id in keeping or (first is not None and last_read[first.storage] > place)
+        for refs in (node.inputs, node.outputs):
+            for at, ref in _list_defined(refs):
+                tensor, storage = same.get((ref.tensor, ref.storage), (ref.tensor, ref.storage))
+                refs[at] = replace(ref, tensor=tensor, storage=moved.get(storage, storage))
+        above = by_id.get(node.parent, node).name
+        if node.name == "aten::add" and above.startswith(_ACCUMULATES) and not held:
+            node.name = renamed[node.record_id] = "aten::add_"
+            node.schema = str(torch.ops.aten.add_.Tensor._schema)
+        elif node.name != "aten::lift_fresh":  # a number of the program, made a fake tensor
             continue
-        same[made[0][0], made[0][1]], moved[made[0][1]] = list(used[0]), used[0][1]
-        made[0][:] = used[0]
+        (_, used), *_ = _list_defined(node.inputs)
+        (at, made), *_ = _list_defined(node.outputs)
+        same[made.tensor, made.storage], moved[made.storage] = (used.tensor, used.storage), used.storage
+        node.outputs[at] = replace(made, tensor=used.tensor, storage=used.storage)
     return renamed
-
-
-def _is_dense(shape: list[int], strides: list[int]) -> bool:
-    """Return whether a tensor fills its memory without gaps or overlaps."""
-    expected = 1
-    for stride, size in sorted(zip(strides, shape, strict=True)):
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 TARGETS = ("cuda", "cpu")
@@ -351,36 +311,44 @@ def capture_meta(row: Mapping[str, Any], batch: int, *, target: str = "cuda", se
     mode = NotingFakeMode()
     if row["family"] == CONFIGURED:
         mode.most_calls = _MOST_CALLS
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        masks: set[bool] = set()
-        attention = fused_attention(masks) if target == "cuda" else nullcontext()
-        try:
-            workload = build_workload(chosen, seed, "meta")
-            with mode, attention:
-                _move_to_fake(workload.model)
-                step = TrainingStep(workload, workload.model, batch, _PLACE, seed)
-                step()  # makes the optimizer's states
-                profile_fake_step(step, workload.model, mode, folder)
-                model = describe_model(workload)
-        except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
-            raise InputError(
-                f"workload {row['workload']}: {error.func} does not run on tensors without values, "
-                "and --device meta computes none",
-                fix="capture it on a device",
-            ) from error
-        except _FAILURES as error:
-            if row["family"] != CONFIGURED:
-                raise
-            raise InputError(
-                f"{row['model']} does not run on inputs of the sizes in its configuration ({error})"
-            ) from error
-        found = {"target": target} | ({"causal_attention": masks == {True}} if masks else {})
-        described = _describe(row, batch, seed, mode)
-        described["warnings"] += workload.notes
-        write_json(folder / "environment.json", described | model | found)
-        trace = merge_trace(folder)
-    trace = _without_times(trace)
+    masks: set[bool] = set()
+    attention = fused_attention(masks) if target == "cuda" else nullcontext()
+    try:
+        workload = build_workload(chosen, seed, "meta")
+        with mode, attention:
+            _move_to_fake(workload.model)
+            run = TrainingStep(workload, workload.model, batch, _PLACE, seed)
+            run()  # makes the optimizer's states
+            step, links = profile_fake_step(run, workload.model, mode)
+            model = describe_model(workload)
+    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
+        raise InputError(
+            f"workload {row['workload']}: {error.func} does not run on tensors without values, "
+            "and --device meta computes none",
+            fix="capture it on a device",
+        ) from error
+    except _FAILURES as error:
+        if row["family"] != CONFIGURED:
+            raise
+        raise InputError(
+            f"{row['model']} does not run on inputs of the sizes in its configuration ({error})"
+        ) from error
+    seen = observe_step(step, links)
+    read = [f"the step asked tensors for {mode.values_read} numbers; without computing they are 0"]
+    facts = {
+        **_describe(row, batch, seed),
+        **model,
+        "target": target,
+        **({"causal_attention": masks == {True}} if masks else {}),
+        **coverage_of(step),
+        "span_s": None,
+        "operators_without_tensors": seen.without_tensors,
+        "unjoined": seen.unjoined,
+        "warnings": [*(read if mode.values_read else ()), *workload.notes, *seen.unjoined, *seen.notes],
+    }
+    trace = assemble_trace(seen.operators, facts, ready=seen.ready, file=str(row["workload"]))
+    number = trace.operators["sequence_number"]  # autograd counts on from step to step
+    trace = Trace(trace.operators.assign(sequence_number=number - number.min()), trace.tensors, trace.facts)
     for block, copies in workload.repeats.items():
         trace = repeat_block(trace, block, copies)
     counted = sum(prod(entry["shape"]) for entry in trace.facts.parameters or ())
@@ -440,12 +408,12 @@ def _move_to_fake(model: torch.nn.Module) -> None:
                     held[name] = fake(value)
 
 
-def _describe(row: Mapping[str, Any], batch: int, seed: int, mode: NotingFakeMode) -> dict[str, Any]:
+def _describe(row: Mapping[str, Any], batch: int, seed: int) -> dict[str, Any]:
     """Return the facts that do not come from the profile."""
-    read = mode.values_read
-    asked = f"the step asked tensors for {read} numbers; without computing they are 0"
     return {
         **stamp(torch=str(torch.__version__), seed=seed),
+        "inputs": None,
+        "source": "capture without data",
         "batch": batch,
         "device": DEVICE,
         "device_name": "none",
@@ -453,25 +421,8 @@ def _describe(row: Mapping[str, Any], batch: int, seed: int, mode: NotingFakeMod
         "row": {key: str(value) for key, value in row.items()},
         **choose_precision(str(row.get("precision") or "fp32"), str(row["workload"])).describe(),
         "optimizer": str(row["optimizer"]),
-        "step_time_s": 1.0,  # merging divides by it
-        "warnings": [asked] if read else [],
+        "step_time_s": 0.0,
+        "step_time_source": UNTIMED,
+        "step_times_s": [],
+        "tail_s": 0.0,
     }
-
-
-def _without_times(trace: Trace) -> Trace:
-    """Return the trace without the times that fake tensors took."""
-    number = trace.operators["sequence_number"]  # autograd counts on from step to step
-    operators = trace.operators.assign(start_ns=0, device_ns=0, cpu_ns=0, sequence_number=number - number.min())
-    facts = replace(
-        trace.facts,
-        source="capture without data",
-        step_time_s=0.0,
-        step_time_source=UNTIMED,
-        step_times_s=[],
-        tail_s=0.0,
-        inputs=None,
-        profiled_step_s=None,
-        profiler_overhead=None,
-        span_s=None,
-    )
-    return Trace(operators, trace.tensors, facts)

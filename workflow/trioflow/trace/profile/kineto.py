@@ -293,6 +293,11 @@ class Profile:
         spans = [rows[a:b] for a, b in zip(first, last, strict=True) if b > a]
         return np.sort(np.concatenate(spans)) if spans else rows[:0]
 
+    def drop(self, rows: NDArray[np.bool_]) -> None:
+        """Leave out some events, given by a mask, as if the file did not hold them."""
+        self._ordered = {name: column[~rows] for name, column in self._ordered.items()}
+        self._masks.clear()
+
     def events(self, rows: NDArray[Any]) -> list[Event]:
         """Build some events, given by their rows or by a mask, in order of start."""
         cells = {c: self.column(c)[rows].tolist() for c in _COLUMNS}
