@@ -84,6 +84,7 @@ def import_profile(profile: Profile, execution_trace: str | Path | None, options
     following = spans if len(spans) == len(every) else []
     step_ns, step_time_source = _find_step_time(profile, following, step, times)
     program = describe_program(profile.header, step, seen.operators)
+    files = [profile.path, *([] if execution_trace is None else [execution_trace])]
     facts = {
         **_describe_run(profile, step, seen, options),
         "source": "Kineto" if nodes is None else "Kineto and execution trace",
@@ -92,7 +93,7 @@ def import_profile(profile: Profile, execution_trace: str | Path | None, options
         "profiled_step_s": ns_to_s(times.total_ns),
         "profiled_steps": times.steps,
         "tail_s": ns_to_s(times.tail_ns),
-        "inputs": {Path(p).name: digest_file(p)[:16] for p in (profile.path, execution_trace) if p is not None},
+        "inputs": {file.name: digest_file(file)[:16] for file in map(Path, files) if file.is_file()},
         "first_call_s": first_call and ns_to_s(first_call.end_ns - first_call.start_ns),
         "recorded_memory": _find_recorded_memory(profile, step) if nodes is None else None,
         "warnings": warnings,
@@ -100,8 +101,7 @@ def import_profile(profile: Profile, execution_trace: str | Path | None, options
     }
     if not shaped:
         facts["gradients"] = list_buckets(program, seen.operators)
-    file = profile.path if execution_trace is None else execution_trace
-    return assemble_trace(seen.operators, facts, ready=seen.ready, file=file)
+    return assemble_trace(seen.operators, facts, ready=seen.ready, file=files[-1])
 
 
 def _describe_run(profile: Profile, step: Step, seen: Observation, options: ImportOptions) -> dict[str, Any]:

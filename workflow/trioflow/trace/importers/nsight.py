@@ -6,7 +6,7 @@ versions, an event, whose names are numbers of texts.
 Operators are the ranges of ``torch.autograd.profiler.emit_nvtx`` (or of ``nsys profile
 --pytorch=autograd-shapes-nvtx``), which say name, sequence number and shapes; kernels, copies and
 the calls that launched them are CUPTI's. They are what PyTorch's own profiler records too, so they
-are written in its format and read by its reader.
+are read as its events.
 
 Source: NVIDIA, Nsight Systems, SQLite schema reference, JSON and text format description; PyTorch, ``torch/csrc/profiler/util.cpp``
 (what a range's text holds).
@@ -17,8 +17,6 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-import tempfile
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -28,14 +26,16 @@ from typing import Any
 from urllib.parse import quote
 
 import msgspec
+import numpy as np
 import pandas as pd
 
 from trioflow.base.errors import TraceError
 from trioflow.base.provenance import digest_file
 from trioflow.base.units import BYTES_PER_MIB, NS_PER_US
-from trioflow.trace.importers.kineto import import_kineto
+from trioflow.trace.importers.kineto import import_profile
 from trioflow.trace.importers.options import ImportOptions, Reader
 from trioflow.trace.importers.ranks import RankFile, read_head
+from trioflow.trace.profile.kineto import Profile, make_profile
 from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace
 
@@ -158,14 +158,9 @@ def import_nsight(path: str | Path, options: ImportOptions, process: int | None 
     """
     path = Path(path)
     precision = options.need_precision(path)
-    with tempfile.TemporaryDirectory() as folder:
-        profile = Path(folder) / f"{path.stem}.json"
-        with _read_report(path) as report:
-            doubts = _write_profile(report, _FLOATS[precision], profile, process)
-        try:
-            trace = import_kineto(profile, None, options)
-        except TraceError as error:
-            raise TraceError(error.problem, file=path, place=error.place, fix=error.fix) from None
+    with _read_report(path) as report:
+        profile, doubts = _make_profile(report, _FLOATS[precision], process)
+    trace = import_profile(profile, None, options)
     doubt = f"ranges hold no types: every tensor is taken as {precision}, indices and masks too"
     facts = replace(
         trace.facts,
@@ -290,8 +285,8 @@ def read(row: sqlite3.Row, column: str) -> Any:
     return row[column] if column in row.keys() else None  # noqa: SIM118 (a row iterates over values)
 
 
-def _write_profile(report: _Report, word: str, target: Path, process: int | None) -> list[str]:
-    """Write a report's events, or one process's, in the format of PyTorch's profiler; return what says that it is cut."""
+def _make_profile(report: _Report, word: str, process: int | None) -> tuple[Profile, list[str]]:
+    """Return a report's events, or one process's, as PyTorch's profiler has them, and what says that it is cut."""
     devices = [{"id": int(read(row, "id") or 0), "name": report.text(row, "name")} for row in report.rows(*_GPUS)]
     ranges = [row for row in report.rows(_NVTX) if row["eventType"] == _PUSH_POP and row["end"] is not None]
     last_ns = max((int(row["end"]) for row in ranges), default=0)
@@ -308,24 +303,23 @@ def _write_profile(report: _Report, word: str, target: Path, process: int | None
             "or with nsys profile --pytorch=autograd-shapes-nvtx",
         )
     events += _list_calls(report, process)
-    with target.open("w", encoding="utf-8") as file:
-        json.dump({"deviceProperties": devices, "traceEvents": events}, file)
-    starts = sorted(event["ts"] for event in events if event["cat"] == "cpu_op")
-    steps = [event for event in events if event["name"].startswith("ProfilerStep#")]
+    profile = make_profile(report.path, [events], {"deviceProperties": devices})
+    starts_ns = profile.start_ns[profile.is_category("cpu_op")]
+    steps = profile.events(profile.is_named("ProfilerStep#"))
     said = {
         "operators are named by texts, and have no range": unnamed,
         "calls lie behind the last range": late,
         "marked steps hold no operator": sum(
-            bisect_left(starts, step["ts"]) == bisect_left(starts, step["ts"] + step["dur"]) for step in steps
+            bool(np.equal(*np.searchsorted(starts_ns, (step.start_ns, step.end_ns)))) for step in steps
         ),
     }
-    return [f"{count} {what}: the export may be cut short" for what, count in said.items() if count]
+    return profile, [f"{count} {what}: the export may be cut short" for what, count in said.items() if count]
 
 
 def _event(
     row: sqlite3.Row, name: str, category: str, place: tuple[int, int], arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return an event of a profile, which counts in microseconds."""
+    """Return an event of a profile, which counts in microseconds, as text."""
     start_ns, end_ns = int(row["start"]), int(row["end"])
     return {
         "ph": "X",
@@ -333,8 +327,8 @@ def _event(
         "cat": category,
         "pid": place[0],
         "tid": place[1],
-        "ts": start_ns / NS_PER_US,
-        "dur": (end_ns - start_ns) / NS_PER_US,
+        "ts": str(start_ns / NS_PER_US),
+        "dur": str((end_ns - start_ns) / NS_PER_US),
         "args": dict(arguments),
     }
 

@@ -12,7 +12,7 @@ import json
 import re
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from functools import cached_property
 from operator import attrgetter
@@ -344,12 +344,17 @@ def read_profile(path: str | Path) -> Profile:
 
     Raises TraceError when it is none, or an event's time, number or shape is missing or impossible.
     """
-    profile = Profile(path)
     stream = ListStream(path, kineto_words("events")[0], "a Kineto trace")
+    return make_profile(path, stream.blocks(_decode_events), stream.header)
+
+
+def make_profile(path: str | Path, blocks: Iterable[Sequence[Any]], header: dict[str, Any]) -> Profile:
+    """Put events as Kineto's file lists them, some at a time, into columns; fractions are text. TraceError as `read_profile`."""
+    profile = Profile(path)
     read = _Reader(profile)
-    for entries in stream.blocks(_decode_events):
+    for entries in blocks:
         read.take(entries)
-    profile.header = stream.header
+    profile.header = header
     return profile
 
 
