@@ -5,9 +5,10 @@ Timelines as traces that Perfetto opens (https://ui.perfetto.dev, or any copy of
 
 from __future__ import annotations
 
+import gzip
 import json
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -41,8 +42,6 @@ CHUNK = 1 << 17
 LEVEL = 2
 """Of compression: further levels take longer than all else together and save a fifth."""
 _HEAD, _TAIL = b'{"displayTimeUnit":"ms","traceEvents":[', b"]}\n"
-_GZIP = 16
-"""Added to zlib's window bits it asks for gzip's frame, without a name or a time of day."""
 _FRACTIONS = pa.array([f".{number:03d}" for number in range(NS_PER_US)])
 
 
@@ -70,26 +69,17 @@ def _write_texts(values: Iterable[Any]) -> pa.Array:
 
 def _write_argument(name: str, values: pd.Series[Any]) -> pa.Array:
     """Return ``,"name":value`` where there is a value, and nothing elsewhere."""
-    absent = values.isna().to_numpy(dtype=bool)
-    if absent.all():
-        return pa.array([""] * len(values), pa.string())
-    if pd.api.types.is_numeric_dtype(values):
+    absent = (values.isna() | (values.astype("str") == "")).to_numpy(dtype=bool)
+    if not absent.all() and pd.api.types.is_numeric_dtype(values):
         text = _write_integers(values.to_numpy(dtype=np.int64, na_value=0))
     else:
         text = _write_texts(values)
-        absent = absent | (values == "").to_numpy(dtype=bool, na_value=True)
-    pair = pc.binary_join_element_wise(f',"{name}":', text, "")
-    return pc.if_else(pa.array(absent), "", pair)
+    return pc.if_else(pa.array(absent), "", pc.binary_join_element_wise(f',"{name}":', text, ""))
 
 
 def _join_pieces(pieces: Sequence[Piece]) -> bytes:
     """Return events, one after the other, each begun by a comma."""
-    joined = pc.binary_join_element_wise(",{", *pieces, "}", "")
-    if isinstance(joined, pa.ChunkedArray):
-        joined = joined.combine_chunks()
-    offsets = np.frombuffer(joined.buffers()[1], dtype=np.int32)[joined.offset :]
-    begin, end = int(offsets[0]), int(offsets[len(joined)])
-    return joined.buffers()[2][begin:end].to_pybytes() if end > begin else b""
+    return "".join(pc.binary_join_element_wise(",{", *pieces, "}", "").to_pylist()).encode()
 
 
 def _cut_rows(count: int) -> Iterator[slice]:
@@ -99,24 +89,15 @@ def _cut_rows(count: int) -> Iterator[slice]:
 
 
 def _write_events(path: str | Path, texts: Iterable[bytes]) -> None:
-    """Write events, texts of :func:`join_pieces`, as a trace, atomically; compressed when the name ends in ``.gz``."""
-    packer = zlib.compressobj(LEVEL, wbits=zlib.MAX_WBITS + _GZIP)
-    packed = str(path).endswith(".gz")
-    with atomic_path(path) as temporary, temporary.open("wb") as stream:
-        for text in _frame_events(texts):
-            stream.write(packer.compress(text) if packed else text)
-        if packed:
-            stream.write(packer.flush())
-
-
-def _frame_events(texts: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the whole trace: the first event has no comma before it."""
-    yield _HEAD
-    first = True
-    for text in texts:
-        yield text[1:] if first else text
-        first = first and not text
-    yield _TAIL
+    """Write events, texts of `_join_pieces`, as a trace, atomically; compressed when the name ends in ``.gz``."""
+    events = filter(None, texts)
+    with atomic_path(path) as temporary, ExitStack() as opened:
+        stream: Any = opened.enter_context(temporary.open("wb"))
+        if str(path).endswith(".gz"):
+            stream = opened.enter_context(gzip.GzipFile("", "wb", LEVEL, stream, mtime=0))
+        stream.write(_HEAD + next(events, b"")[1:])  # the first event has no comma before it
+        stream.writelines(events)
+        stream.write(_TAIL)
 
 
 MEASURED = " (measured)"
