@@ -248,12 +248,10 @@ def two_groups():
 
 
 def test_groups_are_numbered_from_one_and_written_beside(tmp_path):
-    files = write_chakra(two_groups(), tmp_path / "x", involved_dim=[True, False])
+    files = write_chakra(two_groups(), tmp_path / "x")
     assert json.loads(files[-1].read_text()) == {"1": [0, 2], "2": [1, 3], "3": [3, 2, 1, 0]}
     names = [n["attr"].get("pg_name") for n in wire.read(files[0])[1]]
     assert names == ["1", None, "3"]
-    dims = [n["attr"].get("involved_dim") for n in wire.read(files[0])[1]]
-    assert dims == [None, [True, False], None]
 
 
 def test_host_tasks_run_beside_the_device(tmp_path):

@@ -23,6 +23,7 @@ from trioflow.parallel.task_graph import TaskGraph
 from trioflow.tables import records
 from trioflow.trace.importers.chakra_nodes import (
     COMM_TYPES,
+    OWN,
     add_attributes,
     new_metadata,
     new_node,
@@ -31,8 +32,6 @@ from trioflow.trace.importers.chakra_nodes import (
 )
 from trioflow.trace.store import Trace
 
-OWN = "trioflow."
-"""Prefix of the attributes that only trioflow reads."""
 OWN_COLUMNS = ("stream", "kind", "phase", "op_id", "micro_batch", "stage", "match_id")
 """Columns of the task table that are kept as attributes."""
 _SOURCE_FACTS = ("workload", "device", "device_name", "precision", "optimizer")
@@ -98,15 +97,12 @@ def leave_host(graph: TaskGraph) -> TaskGraph:
     return TaskGraph(left, waiting, graph.metadata)
 
 
-def write_chakra(
-    graph: TaskGraph, prefix: str | Path, source: Trace | None = None, *, involved_dim: Sequence[bool] = ()
-) -> list[Path]:
+def write_chakra(graph: TaskGraph, prefix: str | Path, source: Trace | None = None) -> list[Path]:
     """Write one Chakra file a rank, and the communicator groups beside them.
 
     ``graph``: what every rank does. ``prefix``: the files are ``PREFIX.<rank>.et`` and ``PREFIX.comm_groups.json``.
     ``source``: from `size_trace`: gives operators their ``num_ops`` and ``tensor_size``, and their tensors where its
-    tensor table has them. ``involved_dim``: dimensions of the consumer's network that collectives of all ranks use;
-    left out by default, which ASTRA-sim takes for all.
+    tensor table has them.
 
     Returns the files written: the ranks' in order, then the groups'. Raises InputError when a task cannot be expressed,
     tasks wait for one another, or files of a larger export lie under the prefix.
@@ -116,7 +112,7 @@ def write_chakra(
     otherwise, in ``data_deps``: readers that follow one of the two alone see the whole order. Tasks of the stream
     ``host`` are CPU operators.
     """
-    export = _Export(graph, source, tuple(involved_dim))
+    export = _Export(graph, source)
     files = [Path(f"{prefix}.{rank}.et") for rank in range(export.ranks)]
     groups_file = Path(f"{prefix}.comm_groups.json")
     _check_free(prefix, files, groups_file)
@@ -153,9 +149,9 @@ def _check_free(prefix: str | Path, files: list[Path], groups_file: Path) -> Non
 class _Export:
     """Turns the tasks of a graph into nodes."""
 
-    def __init__(self, graph: TaskGraph, source: Trace | None, involved_dim: tuple[bool, ...]) -> None:
+    def __init__(self, graph: TaskGraph, source: Trace | None) -> None:
         self.tasks = records(graph.tasks)
-        self.metadata, self.source, self.involved_dim = graph.metadata, source, involved_dim
+        self.metadata, self.source = graph.metadata, source
         self._of_rank: dict[int, list[int]] = {}
         for number, task in enumerate(self.tasks):
             if task["task_id"] != number:
@@ -320,8 +316,6 @@ class _Export:
                 size = -(-size // len(group))  # Chakra counts one rank's shard
             if group in self.groups:
                 add_attributes(node, {"pg_name": str(self.groups[group])})
-            else:
-                add_attributes(node, {"involved_dim": self.involved_dim or None})
         else:
             source, target = task["rank"], task["peer"]
             if task["kind"] == "recv":

@@ -5,7 +5,7 @@ Optimizer operators over the parameters of the whole model at once, foreach and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -209,7 +209,9 @@ def _find_forward(rows: list[Row], name: BlockName) -> range:
             else "name a module of the operator table, such as blocks.1",
         )
     first, last = mine[0], mine[-1]
-    others = {step: _rows_of(forward, name.sibling(step)) for step in (-1, 1)}
+    others = {
+        step: [int(row["op_id"]) for row in forward if name.sibling(step).holds(row["module"])] for step in (-1, 1)
+    }
     if others[-1] and others[-1][-1] < first:
         first = others[-1][-1] + 1  # what runs between two blocks is repeated with them
     elif not others[-1] and others[1] and others[1][0] > last:
@@ -224,10 +226,6 @@ def _find_forward(rows: list[Row], name: BlockName) -> range:
                 fix="name a block that runs once and by itself",
             )
     return inside
-
-
-def _rows_of(rows: Iterable[Row], name: BlockName) -> list[int]:
-    return [int(row["op_id"]) for row in rows if name.holds(row["module"])]
 
 
 def _find_backward(rows: list[Row], name: BlockName, forward: range) -> range:

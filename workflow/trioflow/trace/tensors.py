@@ -33,10 +33,6 @@ def _matmul(left: Shape, right: Shape) -> int:
     return 2 * prod(left) * (right[-1] if len(right) > 1 else 1)
 
 
-def _linear(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    return 2 * prod(inputs[0]) * inputs[1][0]
-
-
 def _is_transposed(large: Shape, small: Shape, weight: Shape) -> bool:
     """Recognize a transposed convolution by its weight, whose first dimension is then the input's (``small``).
 
@@ -118,7 +114,7 @@ _OPERATORS: tuple[tuple[_Formula, str], ...] = (
     (lambda inputs, _: _matmul(inputs[0], inputs[1]), "mm bmm matmul mv _scaled_mm _int_mm"),
     (lambda inputs, _: _matmul(inputs[1], inputs[2]), "addmm addmm_ baddbmm addbmm addmv"),
     (_grouped, "_grouped_mm _scaled_grouped_mm"),
-    (_linear, "linear"),
+    (lambda inputs, _: 2 * prod(inputs[0]) * inputs[1][0], "linear"),
     (
         _convolution,
         "conv1d conv2d conv3d convolution _convolution convolution_overrideable cudnn_convolution"

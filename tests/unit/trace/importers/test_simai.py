@@ -105,7 +105,12 @@ def test_what_the_file_leaves_out_is_said(tmp_path):
         (HEAD.replace("all_gpus: 8", "all_gpus: 9"), LAYERS, None, "line 1: 9 ranks are no whole number of 2 tensor"),
         (HEAD.replace("all_gpus: 8", f"all_gpus: {1 << 30}"), LAYERS, None, "or more than 131072"),
         (HEAD.replace("ep: 2", "ep: 3"), LAYERS, None, "x 3 expert ranks"),
-        (HEAD.replace("group: 2", "group: two"), LAYERS, None, "model_parallel_NPU_group: 'two' is not a whole number"),
+        (
+            HEAD.replace("group: 2", "group: two"),
+            LAYERS,
+            None,
+            "column model_parallel_NPU_group: 'two' is not a whole number",
+        ),
         (HEAD.replace("group: 2", "group: 0"), LAYERS, None, "8 ranks are no whole number of 0 tensor"),
         (HEAD.replace("checkpoints: 0", "checkpoints: 1 2"), LAYERS, None, "it recomputes layers"),
         (HEAD, LAYERS, 4, "3 layers follow, line 2 says 4; copy or generate"),

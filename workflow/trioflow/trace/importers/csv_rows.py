@@ -62,11 +62,6 @@ class CsvRow:
         return TraceError(problem, file=self.file, place=place, fix=fix)
 
 
-def shorten(text: str) -> str:
-    """Return a cell's text in quotes, cut to what an error message can carry."""
-    return repr(text if len(text) <= 60 else f"{text[:57]}...")
-
-
 def read_rows(path: Path, columns: Mapping[str, Column]) -> list[CsvRow]:
     """Read a comma-separated UTF-8 file with a header: the values of some columns.
 
@@ -116,7 +111,8 @@ def _read_column(rows: Sequence[CsvRow], name: str, column: Column) -> None:
                 raise ValueError(column.fix)
             value = row.cells[name] = column.read(text)
         except ValueError as error:
-            problem = f"{shorten(text)} is not {column.what}"
+            shown = text if len(text) <= 60 else f"{text[:57]}..."
+            problem = f"{shown!r} is not {column.what}"
             raise row.error(name, problem, str(error)) from None
         if column.once and lines.setdefault(value, row.line) != row.line:
             raise row.error(name, f"{value} stands on line {lines[value]} too")

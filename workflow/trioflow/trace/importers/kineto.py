@@ -1,5 +1,6 @@
 """A trace from a profile that somebody else took: Kineto, with or without the execution trace."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -379,15 +380,15 @@ def _is_gpu(name: str) -> bool:
     """Return whether a name is a GPU's: of a product with a sheet, or with a vendor's word for GPUs."""
     sheets = (load_device(device) for device in list_devices())
     products = {read_name(one).product for sheet in sheets for one in sheet.driver_names}
-    return read_name(name).product in products or _vendor_of([name]) is not None
+    return read_name(name).product in products or _vendor_of(name) is not None
 
 
 def _check_vendor(profile: Profile, found: str | None, given: str) -> None:
     """Refuse a processor, and a GPU of another vendor than the file's device or driver calls."""
     launched = profile.is_category(*LAUNCHES)
     calls = [profile.names[code] for code in set(profile.column("name")[launched].tolist())]
-    seen = _vendor_of([found or ""]) or _vendor_of_calls(calls)
-    named = "a processor" if is_processor(given) else _vendor_of([given])
+    seen = _vendor_of(found or "") or _vendor_of_calls(calls)
+    named = "a processor" if is_processor(given) else _vendor_of(given)
     if seen is not None and named is not None and seen != named:
         raise TraceError(
             f"the profile is of a device of {seen}, --gpu says {given}",
@@ -396,14 +397,11 @@ def _check_vendor(profile: Profile, found: str | None, given: str) -> None:
         )
 
 
-def _vendor_of(names: Iterable[str]) -> str | None:
-    """Return whose GPUs go by some names; None where no word says."""
-    for name in names:
-        parts = name.lower().replace("-", " ").replace("_", " ").split()
-        for vendor, words in _VENDORS["device_words"].items():
-            if any(part.startswith(tuple(words)) for part in parts):
-                return vendor
-    return None
+def _vendor_of(name: str) -> str | None:
+    """Return whose GPU goes by a name; None where no word says."""
+    parts = re.split("[-_ ]+", name.lower())
+    words = _VENDORS["device_words"].items()
+    return next((vendor for vendor, begins in words if any(part.startswith(tuple(begins)) for part in parts)), None)
 
 
 def _vendor_of_calls(names: Iterable[str]) -> str | None:

@@ -176,13 +176,14 @@ def _read_degrees(words: Sequence[str], path: Path, options: ImportOptions) -> d
             place="line 1",
             fix=f"give a file of {_LOOP}, which AICB writes; of others the groups and the order are not read",
         )
-    said = {
-        word.rstrip(":"): _read_number(value, path, 1, word, 1 << 40)
+    given = {
+        word.rstrip(":"): value
         for word, value in pairwise(words)
         if word.rstrip(":") in (_TENSOR, *_DEGREES, _RANKS, *_AGAIN, "pp_comm")
     }
+    said = _read_numbers(given, path, 1)
     ranks = int(options.need("world_size", path, said.get(_RANKS)))
-    found = {**dict.fromkeys(_DEGREES, 1), **said, _RANKS: ranks}
+    found: dict[str, int] = {**dict.fromkeys(_DEGREES, 1), **said, _RANKS: ranks}
     if _TENSOR not in said:
         raise TraceError(f"{_TENSOR} is missing", file=path, place="line 1", fix="generate the file again")
     if any(said.get(name) for name in _AGAIN):
@@ -219,7 +220,7 @@ def _read_layers(lines: Sequence[tuple[int, list[str]]], path: Path) -> list[_La
     """Return the layers; raise TraceError where one is cut or their number is not what line 2 says."""
     if len(lines) < 2 or len(lines[1][1]) != 1:
         raise TraceError("the number of layers is missing", file=path, place="line 2", fix="generate it again")
-    count = _read_number(lines[1][1][0], path, 2, "layers", 1 << 40)
+    count = _read_numbers({"layers": lines[1][1][0]}, path, 2)["layers"]
     if count != len(lines) - 2:
         raise TraceError(
             f"{len(lines) - 2} layers follow, line 2 says {count}",
@@ -247,15 +248,11 @@ def _read_layer(row: CsvRow) -> _Layer:
     return _Layer(row.cells["name"], forward, inputs, weights, row.cells["what follows a message"])
 
 
-def _read_number(word: str, path: Path, line: int, what: str, highest: int) -> int:
-    if not (word.isascii() and word.isdigit() and len(word) < 19 and int(word) <= highest):
-        raise TraceError(
-            f"{what.rstrip(':')}: {word!r:.40} is not a whole number from 0 to {highest}",
-            file=path,
-            place=f"line {line}",
-            fix="generate the file again",
-        )
-    return int(word)
+def _read_numbers(words: dict[str, str], path: Path, line: int) -> dict[str, Any]:
+    """Return the whole numbers that a line gives by their names."""
+    row = CsvRow(path, line, {name: name for name in words}, dict(words))
+    check_cells([row], dict.fromkeys(words, whole("number", highest=1 << 40)))
+    return row.cells
 
 
 def _write_program(layers: Sequence[_Layer], groups: dict[str, list[int]]) -> _Program:

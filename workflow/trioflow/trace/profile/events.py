@@ -257,7 +257,7 @@ def tensors_of_event(event: Event, numbers: Iterator[int]) -> list[TensorRef]:
         category = "parameter" if argument in weights else ""
         category = "buffer" if argument in statistics else category
         for sizes in members:
-            if _is_shape(sizes):
+            if is_shape(sizes):
                 number = next(numbers)
                 found.append(TensorRef(number, number, size, tuple(sizes), word, argument, category))
     return found
@@ -281,7 +281,8 @@ UNSIZED = ("TensorList", "Scalar", "ScalarList", "")
 """What the profile gives in place of a single tensor's type."""
 
 
-def _is_shape(sizes: Any) -> bool:
+def is_shape(sizes: Any) -> bool:
+    """Return whether something of a profile is the shape of one tensor."""
     return isinstance(sizes, list) and all(s.__class__ is int and s >= 0 for s in sizes)
 
 

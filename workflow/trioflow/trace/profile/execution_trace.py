@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from math import prod
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -276,33 +277,19 @@ def _align(names: list[str], others: list[str]) -> Pairs:
     fig. 2.
     """
     most = int(MOST_UNMATCHED * (len(names) + len(others)))
-    reached, steps = {1: 0}, []
+    best: dict[int, tuple[int, Any]] = {1: (0, None)}  # by diagonal: how far, and the runs of pairs before
     for edits in range(most + 1):
-        steps.append(dict(reached))
         for diagonal in range(-edits, edits + 1, 2):
-            below, left = reached.get(diagonal + 1, -1), reached.get(diagonal - 1, -1)
-            down = diagonal == -edits or (diagonal != edits and left < below)
-            at = below if down else left + 1
+            left, before = best.get(diagonal - 1, (-2, None))
+            at, before = max(best.get(diagonal + 1, (-1, None)), (left + 1, before), key=itemgetter(0))
+            start = at
             while at < len(names) and at - diagonal < len(others) and names[at] == others[at - diagonal]:
                 at += 1
-            reached[diagonal] = at
+            best[diagonal] = at, (before, start, at, diagonal)
             if at >= len(names) and at - diagonal >= len(others):
-                return _walk_back(steps, len(names), len(others))
+                pairs, run = Pairs(), best[diagonal][1]
+                while run is not None:
+                    run, start, end, shift = run
+                    pairs = [(place, place - shift) for place in range(start, end)] + pairs
+                return pairs
     return []
-
-
-def _walk_back(steps: list[dict[int, int]], at: int, other: int) -> Pairs:
-    """Return the pairs along the way that the search took, from its end to its start."""
-    pairs: Pairs = []
-    for edits in range(len(steps) - 1, -1, -1):
-        reached, diagonal = steps[edits], at - other
-        below, left = reached.get(diagonal + 1, -1), reached.get(diagonal - 1, -1)
-        down = diagonal == -edits or (diagonal != edits and left < below)
-        before = diagonal + 1 if down else diagonal - 1
-        start = reached[before] if edits else 0
-        since = (start if down else start + 1) if edits else 0
-        while at > since:
-            at, other = at - 1, other - 1
-            pairs.append((at, other))
-        at, other = start, start - before
-    return pairs[::-1]

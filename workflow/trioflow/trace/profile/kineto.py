@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import TraceError
 from trioflow.base.input_files import check_file
-from trioflow.trace.profile.events import DEVICE, LAUNCHES, Event
+from trioflow.trace.profile.events import DEVICE, LAUNCHES, Event, is_shape
 from trioflow.trace.profile.profiler_fields import categories, kineto_words, load_fields
 
 CHUNK = 1 << 22
@@ -606,8 +606,7 @@ def _check_shapes(details: dict[str, Any]) -> None:
     for shape in shapes:
         several = isinstance(shape, list) and bool(shape) and isinstance(shape[0], list)
         for sizes in shape if several else [shape]:
-            whole = isinstance(sizes, list) and all(s.__class__ is int and s >= 0 for s in sizes)
-            if not whole:
+            if not is_shape(sizes):
                 raise ValueError(f"{sizes!r:.40} is not a shape")
 
 
