@@ -104,7 +104,7 @@ def add_attribute(message: Any, name: str, kind: str, value: Any) -> None:
         setattr(attribute, kind, value)
 
 
-_KINDS = {bool: "bool_val", int: "int64_val", str: "string_val", list: "string_list", tuple: "bool_list"}
+_KINDS = {bool: "bool_val", int: "int64_val", str: "string_val", list: "string_list"}
 
 
 def add_attributes(message: Any, values: Mapping[str, Any], kind: str = "") -> None:
