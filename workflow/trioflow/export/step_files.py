@@ -9,7 +9,7 @@ import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -152,36 +152,12 @@ def _describe(
         yield from _describe_counters(counters, _FIRST_PID + 2 * (int(last) + 1))
 
 
-@dataclass(frozen=True, eq=False)
-class _Threads:
-    """Threads from top to bottom: rank, stream and lane; process and thread number; place [threads]."""
-
-    keys: Ints
-    pids: Ints
-    tids: Ints
-    index: Ints
-
-
-@dataclass(frozen=True, eq=False)
-class _Slices:
-    """Where the tasks of a timeline stand: process, thread, start and end [tasks] [ns]."""
-
-    pid: Ints
-    tid: Ints
-    start_ns: Ints
-    end_ns: Ints
-
-    def take(self, rows: slice) -> _Slices:
-        """Return those of some rows."""
-        return _Slices(self.pid[rows], self.tid[rows], self.start_ns[rows], self.end_ns[rows])
-
-
 def _describe_timeline(timeline: pd.DataFrame, suffix: str) -> Iterator[bytes]:
     """Yield the names of processes and threads, then slices, then arrows."""
     if timeline.empty:
         return
-    start_ns, end_ns = _round_to_ns(timeline["start_s"]), _round_to_ns(timeline["end_s"])
     ranks = timeline["rank"].to_numpy(dtype=np.int64)
+    start_ns, end_ns = _round_to_ns(timeline["start_s"]), _round_to_ns(timeline["end_s"])
     codes, found = pd.factorize(timeline["stream"])
     streams = [str(name) for name in found]
     lane = _assign_lanes(ranks * len(streams) + codes, start_ns, end_ns)
@@ -190,11 +166,11 @@ def _describe_timeline(timeline: pd.DataFrame, suffix: str) -> Iterator[bytes]:
     index = np.arange(len(keys)) - np.searchsorted(keys[:, 0], keys[:, 0]) + 1
     # Perfetto calls the thread with its process's number the main thread.
     tids = pids * max(_THREADS_PER_PROCESS, int(index.max()) + 1) + index
-    yield _name_threads(_Threads(keys, pids, tids, index), streams, suffix)
-    slices = _Slices(pids[thread], tids[thread], start_ns, end_ns)
-    for rows in _cut_rows(len(timeline)):
-        yield _describe_tasks(timeline.iloc[rows], slices.take(rows))
-    yield from _describe_arrows(timeline, slices, suffix)
+    yield _name_threads(keys, pids, tids, index, streams, suffix)
+    tasks = timeline.assign(pid=pids[thread], tid=tids[thread], start_ns=start_ns, end_ns=end_ns)
+    for rows in _cut_rows(len(tasks)):
+        yield _describe_tasks(tasks.iloc[rows])
+    yield from _describe_arrows(tasks, suffix)
 
 
 def _assign_lanes(key: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
@@ -246,12 +222,12 @@ def _order_stream(stream: str) -> tuple[int, str]:
     return (STREAMS.index(stream) if known else len(STREAMS), stream)
 
 
-def _name_threads(threads: _Threads, streams: list[str], suffix: str) -> bytes:
-    """Return the names of processes and threads, and their order."""
+def _name_threads(keys: Ints, pids: Ints, tids: Ints, places: Ints, streams: list[str], suffix: str) -> bytes:
+    """Return the names of processes and threads, and their order; ``keys``: rank, stream and lane [threads, 3]."""
     events: list[dict[str, Any]] = []
     # Perfetto sorts processes by their names, as texts.
-    width = len(str(threads.keys[:, 0].max()))
-    rows = zip(threads.keys.tolist(), threads.pids, threads.tids, threads.index, strict=True)
+    width = len(str(keys[:, 0].max()))
+    rows = zip(keys.tolist(), pids, tids, places, strict=True)
     for (rank, code, lane), pid, tid, index in rows:
         if index == 1:
             events += _name_process(int(pid), f"rank {rank:0{width}d}{suffix}")
@@ -279,31 +255,31 @@ def _write_names(events: list[dict[str, Any]]) -> bytes:
     return b"".join(b"," + json.dumps(one, separators=(",", ":")).encode() for one in events)
 
 
-def _describe_tasks(timeline: pd.DataFrame, slices: _Slices) -> bytes:
-    """Return one slice per task, in the order of the timeline's rows."""
-    phases, kinds = timeline["phase"], timeline["kind"]
+def _describe_tasks(tasks: pd.DataFrame) -> bytes:
+    """Return one slice per task, in the order of the rows; ``pid``, ``tid``, ``start_ns`` and ``end_ns``: where it stands."""
+    start_ns, end_ns = (tasks[name].to_numpy() for name in ("start_ns", "end_ns"))
     pieces: list[Piece] = [
         '"ph":"X","name":',
-        _write_texts(timeline["name"]),
+        _write_texts(tasks["name"]),
         ',"cat":',
-        _write_texts(phases.where(phases != "", kinds)),
+        _write_texts(tasks["phase"].where(tasks["phase"] != "", tasks["kind"])),
         ',"pid":',
-        _write_integers(slices.pid),
+        _write_integers(tasks["pid"].to_numpy()),
         ',"tid":',
-        _write_integers(slices.tid),
+        _write_integers(tasks["tid"].to_numpy()),
         ',"ts":',
-        _write_microseconds(slices.start_ns),
+        _write_microseconds(start_ns),
         ',"dur":',
-        _write_microseconds(slices.end_ns - slices.start_ns),
+        _write_microseconds(end_ns - start_ns),
         ',"args":{"task_id":',
-        _write_integers(timeline["task_id"].to_numpy(np.int64)),
-        *(_write_argument(name, timeline[name]) for name in _ARGUMENTS),
+        _write_integers(tasks["task_id"].to_numpy(np.int64)),
+        *(_write_argument(name, tasks[name]) for name in _ARGUMENTS),
         "}",
     ]
     return _join_pieces(pieces)
 
 
-def _describe_arrows(timeline: pd.DataFrame, slices: _Slices, suffix: str) -> Iterator[bytes]:
+def _describe_arrows(timeline: pd.DataFrame, suffix: str) -> Iterator[bytes]:
     """Yield an arrow from each send to its recv, and along each collective's members."""
     joined = np.flatnonzero(timeline["match_id"].notna().to_numpy(dtype=bool))
     match = timeline["match_id"].to_numpy(dtype=np.int64, na_value=0)[joined]
@@ -313,7 +289,8 @@ def _describe_arrows(timeline: pd.DataFrame, slices: _Slices, suffix: str) -> It
     along = match[order[1:]] == match[order[:-1]]
     tails, heads = joined[order[:-1][along]], joined[order[1:][along]]
     # In the middle of a slice: at its edge an arrow's end could bind to a neighbour.
-    middle_ns = slices.start_ns + (slices.end_ns - slices.start_ns) // 2
+    pids, tids, start_ns, end_ns = (timeline[name].to_numpy() for name in ("pid", "tid", "start_ns", "end_ns"))
+    middle_ns = start_ns + (end_ns - start_ns) // 2
     for rows in _cut_rows(len(tails)):
         # Perfetto joins two ends by category, name and a whole number; others it drops.
         number = _write_integers(np.arange(rows.start, rows.stop))
@@ -323,9 +300,9 @@ def _describe_arrows(timeline: pd.DataFrame, slices: _Slices, suffix: str) -> It
                     f'{end},"cat":"match","name":"match{suffix}","id":',
                     number,
                     ',"pid":',
-                    _write_integers(slices.pid[task]),
+                    _write_integers(pids[task]),
                     ',"tid":',
-                    _write_integers(slices.tid[task]),
+                    _write_integers(tids[task]),
                     ',"ts":',
                     _write_microseconds(middle_ns[task]),
                 ]
