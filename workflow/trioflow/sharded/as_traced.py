@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
+from msgspec import MsgspecError, Struct, convert
 from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError, TraceError
@@ -28,16 +28,15 @@ _FULL_BUFFERS = ("all_reduce", "broadcast", "reduce")
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Message:
-    """One message of a rank's program."""
+class Message(Struct, frozen=True):
+    """One message of a rank's program, an entry of the fact ``communication``."""
 
     op_id: int
     name: str
     message_bytes: int
     ranks: tuple[int, ...]
-    group: str
-    asynchronous: bool
+    group: str = ""
+    asynchronous: bool = True
     peer: int | None = None
     tag: int = 0  # sends and receives of one tag meet in order
 
@@ -69,7 +68,18 @@ def read_program(facts: Facts, operators: int) -> Program:
     try:
         rank, world_size = int(known["rank"]), int(known["world_size"])
         place = "communication"
-        messages = [_read_message(entry, world_size, rank) for entry in facts.communication or []]
+        messages = convert(facts.communication or [], list[Message])
+        for one in messages:
+            among = rank in one.ranks and 0 <= min(one.ranks) <= max(one.ranks) < world_size
+            if (
+                not among
+                or len({*one.ranks}) < len(one.ranks)
+                or one.message_bytes < 0
+                or (one.name in POINT_TO_POINT and one.peer not in one.ranks)
+            ):
+                raise ValueError(
+                    f"{one.name} of {one.message_bytes} bytes among the ranks {list(one.ranks)}, to or from {one.peer}"
+                )
         place = "program.streams"
         streams = {int(i): int(number) for number, ids in known["streams"].items() for i in ids}
         place = "program.waits"
@@ -81,30 +91,10 @@ def read_program(facts: Facts, operators: int) -> Program:
         named = [*(m.op_id for m in messages), *streams]
         if not all(0 <= op_id < operators for op_id in named) or not 0 <= rank < world_size:
             raise ValueError("it names operators or ranks that are not there")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, MsgspecError) as error:
         words = f"{error} is missing" if isinstance(error, KeyError) else error
         raise TraceError(f"{words}", file="trace.json", place=place, fix="capture it again") from None
     return Program(rank, world_size, {m.op_id: m for m in messages}, streams, waits)
-
-
-def _read_message(entry: Mapping[str, Any], world_size: int, rank: int) -> Message:
-    ranks = tuple(int(one) for one in entry["ranks"])
-    peer = entry.get("peer")
-    size = int(entry["message_bytes"])
-    if rank not in ranks or not all(0 <= one < world_size for one in ranks) or size < 0:
-        raise ValueError(f"a message of {size} bytes among the ranks {list(ranks)}")
-    if len(set(ranks)) != len(ranks) or (entry["name"] in POINT_TO_POINT and peer not in ranks):
-        raise ValueError(f"{entry['name']} among the ranks {list(ranks)}, to or from {peer}")
-    return Message(
-        int(entry["op_id"]),
-        str(entry["name"]),
-        size,
-        ranks,
-        str(entry.get("group", "")),
-        bool(entry.get("asynchronous", True)),
-        None if peer is None else int(peer),
-        int(entry.get("tag", 0)),
-    )
 
 
 @dataclass(frozen=True, eq=False)
