@@ -23,7 +23,6 @@ from trioflow.network.networks import (
     FlowEnd,
     FlowPiece,
     check_flow,
-    compute_max_min_rates,
 )
 
 
@@ -58,6 +57,34 @@ class _Moving:
     left_bytes: float
     rate_bytes_per_s: float = 0.0
     end_s: float = NEVER_S
+
+
+def share_links(
+    routes: Sequence[Sequence[int]], capacities: Sequence[float], max_rates: Sequence[float]
+) -> list[float]:
+    """Return what ``networks.compute_max_min_rates`` does, flow by flow and link by link."""
+    rates = [0.0] * len(routes)
+    crossing: dict[int, list[int]] = {}
+    for flow, route in enumerate(routes):
+        for link in route:
+            crossing.setdefault(link, []).append(flow)
+    free = {link: float(capacities[link]) for link in crossing}
+    rising = {link: len(flows) for link, flows in crossing.items()}
+    unfrozen = list(range(len(routes)))
+    while unfrozen:
+        shares = {link: free[link] / count for link, count in rising.items() if count}
+        level = min([*shares.values(), *(max_rates[flow] for flow in unfrozen)])
+        full = {link for link, share in shares.items() if share <= level}
+        frozen = {flow for flow in unfrozen if max_rates[flow] <= level}
+        frozen.update(flow for flow in unfrozen if not full.isdisjoint(routes[flow]))
+        for flow in unfrozen:
+            if flow in frozen:
+                rates[flow] = level
+                for link in routes[flow]:
+                    free[link] -= level
+                    rising[link] -= 1
+        unfrozen = [flow for flow in unfrozen if flow not in frozen]
+    return rates
 
 
 class PlainFairShareNetwork(FairShareNetwork):
@@ -160,9 +187,9 @@ class PlainFairShareNetwork(FairShareNetwork):
 
     def _share_component(self, keys: Iterable[int]) -> None:
         sharing = [self._moving[key] for key in keys]
-        rates = compute_max_min_rates(
+        rates = share_links(
             [moving.route for moving in sharing],
-            self.capacities_bytes_per_s,
+            self.capacities_bytes_per_s.tolist(),
             [moving.flow.max_rate_bytes_per_s for moving in sharing],
         )
         self.reshared_flows += len(sharing)

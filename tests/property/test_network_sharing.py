@@ -53,6 +53,13 @@ def sharings(draw: st.DrawFn) -> Sharing:
     )
 
 
+def share(sharing: Sharing) -> list[float]:
+    hops = np.array([link for route in sharing.routes for link in route], dtype=np.int64)
+    first_hops = np.cumsum([0, *map(len, sharing.routes)])
+    caps = np.array(sharing.max_rates)
+    return compute_max_min_rates(hops, first_hops, np.array(sharing.capacities), caps).tolist()
+
+
 def link_loads(sharing: Sharing, found: list[float]) -> list[float]:
     loads = [0.0] * len(sharing.capacities)
     for route, rate in zip(sharing.routes, found, strict=True):
@@ -63,7 +70,7 @@ def link_loads(sharing: Sharing, found: list[float]) -> list[float]:
 
 @given(sharings())
 def test_no_link_over_capacity_and_every_flow_has_its_bottleneck(sharing: Sharing) -> None:
-    found = compute_max_min_rates(sharing.routes, sharing.capacities, sharing.max_rates)
+    found = share(sharing)
     loads = link_loads(sharing, found)
     for load, capacity in zip(loads, sharing.capacities, strict=True):
         assert load <= capacity * (1 + RELATIVE)
@@ -141,7 +148,7 @@ def make_sharing(seed: int) -> Sharing:
 def test_rates_equal_those_of_a_linear_programming_solver(seeds: range) -> None:
     for seed in seeds:
         sharing = make_sharing(seed)
-        found = compute_max_min_rates(sharing.routes, sharing.capacities, sharing.max_rates)
+        found = share(sharing)
         expected = solve_by_linear_programs(sharing)
         np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=f"seed {seed}")
 
@@ -149,12 +156,9 @@ def test_rates_equal_those_of_a_linear_programming_solver(seeds: range) -> None:
 @given(sharings(), st.integers(-30, 30))
 def test_scaling_by_powers_of_two_is_exact(sharing: Sharing, exponent: int) -> None:
     factor = 2.0**exponent
-    found = compute_max_min_rates(sharing.routes, sharing.capacities, sharing.max_rates)
-    scaled = compute_max_min_rates(
-        sharing.routes,
-        [factor * capacity for capacity in sharing.capacities],
-        [factor * rate for rate in sharing.max_rates],
-    )
+    found = share(sharing)
+    capacities = [factor * capacity for capacity in sharing.capacities]
+    scaled = share(Sharing(sharing.routes, capacities, [factor * rate for rate in sharing.max_rates]))
     assert scaled == [factor * rate for rate in found]
 
 
@@ -283,7 +287,7 @@ def make_fabric(wide: float, spines: int = 1) -> list[Link]:
 
 
 def name_slack(links: Sequence[Link]) -> set[tuple[str, str]]:
-    return {(links[n].source, links[n].target) for n in find_slack(links, is_rank_node)}
+    return {(links[n].source, links[n].target) for n in find_slack(Router(links), is_rank_node)}
 
 
 def test_uplinks_as_wide_as_all_that_leads_to_them_hold_nobody_back() -> None:
@@ -299,7 +303,7 @@ def test_links_in_a_row_are_not_all_left_out() -> None:
     row = [Link(*pair, 10.0, 0.0) for pair in ends]
     assert name_slack(row) == {("a", "b"), ("b", "c")}, "those to and from ranks are as narrow"
     assert name_slack(row[1:3]) == {("a", "b")}, "the other one is what it is measured by"
-    assert not find_slack(row, lambda node: True), "flows may start at a switch"
+    assert not find_slack(Router(row), lambda node: True), "flows may start at a switch"
     ring = [Link(a, b, 10.0, 0.0) for a, b in ("ab", "bc", "ca")]
     assert len(name_slack(ring)) < 3, "a link is not measured by one that is left out"
 
@@ -311,7 +315,7 @@ def test_links_in_a_row_are_not_all_left_out() -> None:
 def test_leaving_slack_links_out_changes_no_rate(pairs: list[tuple[int, int]], caps: list[float]) -> None:
     links = make_fabric(1.0)
     shared, without = PlainFairShareNetwork(links), PlainFairShareNetwork(links)
-    without.slack = find_slack(links, is_rank_node)
+    without.slack = find_slack(Router(links), is_rank_node)
     for network in (shared, without):
         for number, (one, other) in enumerate(pairs):
             if one != other:

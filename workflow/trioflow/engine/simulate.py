@@ -74,6 +74,7 @@ from trioflow.network.networks import (
     find_slack,
     make_network,
 )
+from trioflow.network.routing import find_router
 from trioflow.parallel.task_graph import Fold, FoldedTaskGraph, TaskGraph
 
 T = TypeVar("T")
@@ -146,7 +147,7 @@ def keep_folded(fold: Fold, cases: Sequence[Case], network: AnyNetwork, platform
 @derived()
 def keep_slack(platform: Platform) -> frozenset[int]:
     """Return the links of a platform that hold no flow between ranks back: see `find_slack`."""
-    return find_slack(platform.links, is_rank_node)
+    return find_slack(find_router(platform), is_rank_node)
 
 
 def make_run_alone(platform: Platform) -> RunAlone:
@@ -208,7 +209,7 @@ def aggregate_program(program: Program, network: AnyNetwork) -> tuple[Program, i
         return program, 0
     assert isinstance(network, FairShareNetwork | ContentionFreeNetwork)
     alone = _find_undisturbed(program)
-    widths, shared = np.array(network.capacities_bytes_per_s), isinstance(network, FairShareNetwork)
+    widths, shared = network.capacities_bytes_per_s, isinstance(network, FairShareNetwork)
     plans: list[ExchangePlan] = list(exchanges.plans)
     for number, plan in enumerate(exchanges.plans):
         if alone[number] and isinstance(plan, CollectiveMessages) and plan.flow_count:
@@ -277,7 +278,7 @@ def _compute_rates(plan: CollectiveMessages, widths: Floats, shared: bool) -> Fl
     """Return the rate of each pair's message when all move [pairs] [bytes/s]."""
     caps, shape = plan.max_rates_bytes_per_s, plan.shape
     if shared:
-        return np.array(compute_max_min_rates(shape.routes, widths.tolist(), caps.tolist()))
+        return compute_max_min_rates(*shape.routes, widths, caps)
     # Each pair has its links to itself, and a share of one part is the whole.
     return np.minimum(caps, np.minimum.reduceat(widths[shape.hops], shape.first_hops[:-1]))
 

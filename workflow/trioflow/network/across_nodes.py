@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import permutations
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,7 +39,7 @@ from trioflow.costmodel.collectives.model import (
 from trioflow.costmodel.collectives.platform import RELATIVES
 from trioflow.hardware.machine import ALL, InterNode, Platform, name_rank_node
 from trioflow.network.networks import Floats, FlowShape, Pairs, pair_group
-from trioflow.network.routing import Router
+from trioflow.network.routing import Router, find_router
 
 INTER_NODE = ("inter_node_bandwidth", "inter_node_latency_s", "inter_node_bytes")
 """Keyword arguments of `predict` and `search` that say what was measured between nodes."""
@@ -129,7 +130,7 @@ def _check(asked: InterNode) -> None:
 
 def _set_links(platform: Platform, per_node: int, asked: InterNode) -> Platform:
     """Return a platform whose links between nodes, those that no route inside a node takes, have the asked rate."""
-    router = Router(platform.links, platform.routing)
+    router = find_router(platform)
     names = [name_rank_node(rank) for rank in range(max(platform.ranks, 2 * per_node))]
     known = {link.source for link in platform.links}
     ends = zip(names, names[per_node : 2 * per_node], strict=False)
@@ -139,16 +140,16 @@ def _set_links(platform: Platform, per_node: int, asked: InterNode) -> Platform:
     if asked.source == TCP:
         alone = FlowShape(shape.pairs[:1], router).rates_bytes_per_s[0]
         rates = {ALL: TCP_BYTES_PER_S * nominal / float(alone)}
-    inside = {
-        link
-        for first in range(0, platform.ranks, per_node)
-        for a in range(first, min(first + per_node, platform.ranks))
-        for b in range(first, min(first + per_node, platform.ranks))
-        for link in router.route(names[a], names[b])
-    }
+    ranks_of_nodes = (
+        names[first : min(first + per_node, platform.ranks)] for first in range(0, platform.ranks, per_node)
+    )
+    inside_pairs = [pair for node in ranks_of_nodes for pair in permutations(node, 2)]
+    inside = set(router.route_pairs(inside_pairs).hops.tolist())
     wanted = max([*rates.values(), nominal if asked.message_bytes or not rates else 0.0])
-    kept_s = sum(platform.links[link].latency_s for link in shape.routes[0] if link in inside)
-    hop_s = shape.latencies_s[0] - kept_s
+    kept_s = sum(
+        platform.links[link].latency_s for link in shape.hops[: shape.first_hops[1]].tolist() if link in inside
+    )
+    hop_s = float(shape.latencies_s[0]) - kept_s
     wanted_s = hop_s if asked.latency_s is None else max(asked.latency_s - kept_s, 0.0)
     links = tuple(
         link
@@ -354,7 +355,7 @@ class NodeGroups(Derives):
             share = 1.0 if collective in ("send", SHIFT) else 1 / len(group)
             sizes_bytes = np.full(len(pairs), message_bytes * share)
         between = np.array([a // self._per_node != b // self._per_node for a, b in pairs])
-        hop_s = float(np.array(shape.latencies_s)[between].max())
+        hop_s = float(shape.latencies_s[between].max())
         wire_s = float((sizes_bytes / shape.rates_bytes_per_s)[between].max())
         rate = float(shape.rates_bytes_per_s[between].min())
         if self._asked is not None and self._measured is None:

@@ -6,12 +6,10 @@ Measured collectives hold for the links that they were measured over: other link
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import permutations
 from typing import Literal, Protocol
 
 import numpy as np
@@ -23,7 +21,7 @@ from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.hardware.platform import list_platforms, load_platform
 from trioflow.network.across_nodes import NodeGroups, measures_a_node
 from trioflow.network.networks import FlowShape, pair_group
-from trioflow.network.routing import Router
+from trioflow.network.routing import find_router
 
 Routes = dict[tuple[int, int], tuple[float, float]]
 """Bandwidth of the narrowest link [bytes/s] and latency [s] from place to place of a node."""
@@ -132,45 +130,19 @@ def _load(name: str, ranks: int) -> Platform:
 
 def _measure_routes(platform: Platform) -> Routes:
     """Return how places of a node are joined, at the narrowest and slowest of its nodes that differ."""
-    router, routes = Router(platform.links, platform.routing), dict[tuple[int, int], tuple[float, float]]()
-    for node in _list_distinct_nodes(platform):
-        for (start, source), (end, target) in permutations(enumerate(map(name_rank_node, node)), 2):
-            links = [platform.links[place] for place in router.route(source, target)]
-            rate, latency_s = min(link.bandwidth_bytes_per_s for link in links), sum(link.latency_s for link in links)
-            known = routes.setdefault((start, end), (rate, latency_s))
-            routes[start, end] = min(rate, known[0]), max(latency_s, known[1])
-    return routes
-
-
-def _list_distinct_nodes(platform: Platform) -> list[range]:
-    """Return the ranks of nodes that differ inside: one of all whose working links are the same but for their names.
-
-    Links of a node are those of its ranks and of whatever is joined to it before any other node: switches and cards.
-    """
     per_node = platform.ranks_per_node or platform.ranks
-    nodes = [range(first, min(first + per_node, platform.ranks)) for first in range(0, platform.ranks, per_node)]
-    places = [{name_rank_node(rank): place for place, rank in enumerate(node)} for node in nodes]
-    links = [link for link in platform.links if link[:2] not in platform.routing.failed]
-    neighbours = defaultdict(list)
-    for source, target, *_ in links:
-        neighbours[source].append(target)
-        neighbours[target].append(source)
-    node_of = reached = {name: number for number, names in enumerate(places) for name in names}
-    while reached:
-        joined = [(a, b) for a in reached for b in neighbours[a] if b not in node_of]
-        reached = {b: node_of[a] for a, b in joined}
-        reached |= dict.fromkeys((b for a, b in joined if node_of[a] != reached[b]), _SHARED)
-        node_of = node_of | reached
-    inside: list[list[tuple[float, ...]]] = [[] for _ in nodes]
-    for source, target, *values in links:
-        for number in {node_of.get(source, _SHARED), node_of.get(target, _SHARED)} - {_SHARED}:
-            known = places[number]
-            inside[number].append((*(known.setdefault(end, len(known)) for end in (source, target)), *values))
-    return list({tuple(held): node for held, node in zip(inside[::-1], nodes[::-1], strict=True)}.values())
-
-
-_SHARED = -1
-"""Stands for the node of a switch that several nodes are joined to."""
+    rank = np.arange(platform.ranks)
+    source = np.repeat(rank, per_node)
+    target = source - source % per_node + np.tile(np.arange(per_node), platform.ranks)
+    pairs = np.column_stack([source, target])[(source != target) & (target < platform.ranks)]
+    names = [name_rank_node(one) for one in rank.tolist()]
+    shape = FlowShape(tuple((names[one], names[other]) for one, other in pairs.tolist()), find_router(platform))
+    places, place = np.unique(pairs % per_node @ [per_node, 1], return_inverse=True)
+    rates, latencies_s = np.full(len(places), math.inf), np.zeros(len(places))
+    np.minimum.at(rates, place, shape.widths_bytes_per_s)
+    np.maximum.at(latencies_s, place, shape.latencies_s)
+    ends = (divmod(number, per_node) for number in places.tolist())
+    return dict(zip(ends, zip(rates.tolist(), latencies_s.tolist(), strict=True), strict=True))
 
 
 def _find_worst(routes: Routes) -> tuple[float, float]:
@@ -244,7 +216,7 @@ class CollectivePlanner:
         self._platform, self._bound = platform, bound
         # Links of one node are followed, where nothing is known but them.
         self._cost = None if isinstance(cost, LinkCollectives) else cost
-        self.router = Router(platform.links, platform.routing)
+        self.router = find_router(platform)
         self._across: NodeGroups | None = None
         if cost is not None and measures_a_node(cost, platform):
             self._across = NodeGroups(platform, cost, self.router)

@@ -319,7 +319,7 @@ class MessagePlanner(CollectivePlanner):
         if len(set(group)) != len(group) or (collective == "send" and len(group) != 2):
             raise SimulationError(f"{collective}: the group {list(group)} does not fit it")
         pattern, shape = self._find_shape(collective, message_bytes, group, algorithm)
-        latencies_s = np.array(shape.latencies_s)
+        latencies_s = shape.latencies_s
         pairs = len(shape.pairs)
         plain = CollectiveMessages(
             pattern,
@@ -432,7 +432,7 @@ class MessagePlanner(CollectivePlanner):
 def _fit_messages(plain: CollectiveMessages, time_s: float, run_alone: RunAlone) -> tuple[CollectiveMessages, float]:
     """Make an undisturbed collective last a time, and return its own [s]; SimulationError when no factor gives that."""
     rate = _find_common_rate(plain)
-    widths = _find_widths(plain) if rate is None else np.full(len(plain.latencies_s), rate)
+    widths = plain.shape.widths_bytes_per_s if rate is None else np.full(len(plain.latencies_s), rate)
 
     def measure(messages: CollectiveMessages) -> float:
         return run_alone(messages) if rate is None else _sum_rounds(messages, rate)
@@ -482,15 +482,6 @@ def _search(
         f"{fitted.pattern.algorithm} {fitted.pattern.collective} on {fitted.pattern.ranks} ranks "
         f"cannot be made to last {time_s!r} s"
     )
-
-
-def _find_widths(messages: CollectiveMessages) -> Floats:
-    """Return the narrowest link of each pair's route [pairs] [bytes/s]."""
-    links = messages.shape.links
-    widths = [
-        min((links[hop].bandwidth_bytes_per_s for hop in route), default=math.inf) for route in messages.shape.routes
-    ]
-    return np.array(widths, dtype=np.float64)
 
 
 def _find_common_rate(messages: CollectiveMessages) -> float | None:

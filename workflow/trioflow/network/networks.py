@@ -7,9 +7,10 @@ A network whose links are shared in a max-min fair way, and flows that share the
 Networks by name, trioflow's own and those of other packages; the plain one, where every flow has its route to itself.
 """
 
+from __future__ import annotations
+
 import heapq
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,10 +21,12 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.base.plugins import load_plugin
-from trioflow.base.runs import count_up
+from trioflow.base.runs import count_up, list_runs
 from trioflow.hardware.machine import Link, Routing
-from trioflow.network.routing import Router
+from trioflow.network.routing import Router, Routes
 
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 NEVER_S = math.inf
 """Time of an event that does not happen [s]."""
 
@@ -105,7 +108,7 @@ class RoutedNetwork:
         return self._router.links
 
     @property
-    def capacities_bytes_per_s(self) -> Sequence[float]:
+    def capacities_bytes_per_s(self) -> Floats:
         """What each link has for flows [links] [bytes/s]."""
         return self._router.capacities_bytes_per_s
 
@@ -116,38 +119,35 @@ class RoutedNetwork:
 
 
 def compute_max_min_rates(
-    routes: Sequence[Sequence[int]], capacities: Mapping[int, float] | Sequence[float], max_rates: Sequence[float]
-) -> list[float]:
+    hops: Ints, first_hops: Ints, capacities_bytes_per_s: Floats, max_rates_bytes_per_s: Floats
+) -> Floats:
     """Share links among flows so that no flow can gain but at a slower one's cost.
 
-    ``routes`` are each flow's links, ``capacities`` of links and ``max_rates`` of flows in [bytes/s], as the rates
-    returned; infinite without links and cap. Progressive filling: all rates rise together; links that fill first and
+    ``hops`` are the links of all flows, one flow after the other, each's from ``first_hops`` on [flows + 1];
+    ``capacities_bytes_per_s`` are of links, caps and the rates returned of flows; infinite without links and cap. Progressive filling: all rates rise together; links that fill first and
     caps reached first freeze their flows, at least one a round. Every link's share is computed from that link alone, so
     flows that share nothing get the same bits whether or not the others are there.
 
     References: D. Bertsekas, R. Gallager, Data Networks, 2nd edition, 1992, section 6.5.2.
     """
-    rates = [0.0] * len(routes)
-    crossing: dict[int, list[int]] = {}
-    for flow, route in enumerate(routes):
-        for link in route:
-            crossing.setdefault(link, []).append(flow)
-    free = {link: float(capacities[link]) for link in crossing}
-    rising = {link: len(flows) for link, flows in crossing.items()}
-    unfrozen = list(range(len(routes)))
-    while unfrozen:
-        shares = {link: free[link] / count for link, count in rising.items() if count}
-        level = min([*shares.values(), *(max_rates[flow] for flow in unfrozen)])
-        full = {link for link, share in shares.items() if share <= level}
-        frozen = {flow for flow in unfrozen if max_rates[flow] <= level}
-        frozen.update(flow for flow in unfrozen if not full.isdisjoint(routes[flow]))
-        for flow in unfrozen:
-            if flow in frozen:
-                rates[flow] = level
-                for link in routes[flow]:
-                    free[link] -= level
-                    rising[link] -= 1
-        unfrozen = [flow for flow in unfrozen if flow not in frozen]
+    flow = np.repeat(np.arange(len(first_hops) - 1), np.diff(first_hops))
+    used, hops = np.unique(hops, return_inverse=True)
+    free, rising = capacities_bytes_per_s[used], np.bincount(hops, minlength=len(used))
+    rates, unfrozen = np.full(len(first_hops) - 1, math.inf), np.ones(len(first_hops) - 1, dtype=bool)
+    while unfrozen.any():
+        share = np.divide(free, rising, out=np.full(len(used), math.inf), where=rising > 0)
+        level = min(share.min(initial=math.inf), max_rates_bytes_per_s[unfrozen].min())
+        if level == math.inf:
+            break
+        stopped = max_rates_bytes_per_s <= level
+        stopped[flow[(share <= level)[hops]]] = True
+        stopped &= unfrozen
+        rates[stopped] = level
+        crossed = hops[stopped[flow]]
+        # One after the other, as the engine's kernels take them off.
+        np.subtract.at(free, crossed, level)
+        rising -= np.bincount(crossed, minlength=len(used))
+        unfrozen &= ~stopped
     return rates
 
 
@@ -155,7 +155,7 @@ _ROUNDING = 1e-12
 """Widths that differ by less, as a share, are equal."""
 
 
-def find_slack(links: Sequence[Link], is_end: Callable[[str], bool]) -> frozenset[int]:
+def find_slack(router: Router, is_end: Callable[[str], bool]) -> frozenset[int]:
     """Return the links between switches that can never hold a flow back, by their numbers.
 
     ``is_end`` says of a node whether flows may start or end there.
@@ -166,40 +166,23 @@ def find_slack(links: Sequence[Link], is_end: Callable[[str], bool]) -> frozense
     is measured by stay, whatever else they could be measured by. Rates agree to rounding with those of sharing that
     takes it in.
     """
-    into: defaultdict[str, list[int]] = defaultdict(list)
-    onward: defaultdict[str, list[int]] = defaultdict(list)
-    between: defaultdict[tuple[str, str], float] = defaultdict(float)
-    nodes = dict.fromkeys(link.source for link in links) | dict.fromkeys(link.target for link in links)
-    inner = {node for node in nodes if not is_end(node)}
-    chosen = [n for n, link in enumerate(links) if link.source in inner and link.target in inner]
-    ends_of = {end for n in chosen for end in (links[n].source, links[n].target)}
-    for number, (source, target, bandwidth, _) in enumerate(links):
-        if target in ends_of:
-            into[target].append(number)
-        if source in ends_of:
-            onward[source].append(number)
-            between[source, target] += bandwidth
-    into_sums, onward_sums = (
-        {node: math.fsum([links[n].bandwidth_bytes_per_s for n in side[node]]) for node in ends_of}
-        for side in (into, onward)
-    )
-    slack: set[int] = set()
-    kept: set[int] = set()
-    for number in sorted(chosen, key=lambda n: -links[n].bandwidth_bytes_per_s):
-        link = links[number]
-        back = between.get((link.target, link.source), 0.0)
-        for node, side, sums in ((link.source, into, into_sums), (link.target, onward, onward_sums)):
-            ends = (link.source, link.target)
-            others = sums[node] - back
-            wide = others <= link.bandwidth_bytes_per_s * (1 + _ROUNDING)
-            if number in kept or not wide or others <= 0:
+    graph, widths = router.graph, router.capacities_bytes_per_s
+    inner = np.array([not is_end(name) for name in graph.names], dtype=bool)
+    ends = graph.link_ends
+    chosen = np.flatnonzero(inner[ends].all(axis=1) & (ends >= 0).all(axis=1))
+    slack, kept = np.zeros((2, len(widths)), dtype=bool)
+    for link in chosen[np.argsort(-widths[chosen], kind="stable")].tolist():
+        source, target = ends[link].tolist()
+        for node, side, other in ((source, graph.back, target), (target, graph.forth, source)):
+            beside = slice(side.first[node], side.first[node + 1])
+            measures = side.link[beside][side.far[beside] != other]
+            others = widths[measures].sum()
+            if kept[link] or not 0 < others <= widths[link] * (1 + _ROUNDING) or slack[measures].any():
                 continue
-            measures = [n for n in side[node] if {links[n].source, links[n].target} != {*ends}]
-            if measures and slack.isdisjoint(measures):
-                slack.add(number)
-                kept.update(measures)
-                break
-    return frozenset(slack)
+            slack[link] = True
+            kept[measures] = True
+            break
+    return frozenset(np.flatnonzero(slack).tolist())
 
 
 class FairShareNetwork(RoutedNetwork):
@@ -225,66 +208,81 @@ class FairShareNetwork(RoutedNetwork):
         """Whether pieces of flows on links are kept: where it is a list."""
 
     @property
-    def capacities_bytes_per_s(self) -> Sequence[float]:
+    def capacities_bytes_per_s(self) -> Floats:
         """What each link has to share [links] [bytes/s]; infinite where it takes no part."""
-        widths = list(self._router.capacities_bytes_per_s)
-        for link in self.slack:
-            widths[link] = math.inf
+        widths = self._router.capacities_bytes_per_s.copy()
+        widths[list(self.slack)] = math.inf
         return widths
-
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class FlowShape:
     """Who sends to whom, and over which links: common to collectives of one kind and group."""
 
-    def __init__(self, pairs: tuple[tuple[str, str], ...], router: Router) -> None:
+    def __init__(self, pairs: tuple[tuple[str, str], ...], router: Router, routes: Routes | None = None) -> None:
+        """``routes``: those of the pairs, where they are known."""
         self.pairs, self._router = pairs, router
+        if routes is not None:
+            self.routes = routes
 
     @property
     def links(self) -> tuple[Link, ...]:
-        """The links that the numbers in ``routes`` and ``hops`` stand for."""
+        """The links that the numbers in ``hops`` stand for."""
         return self._router.links
 
     @cached_property
-    def routes(self) -> tuple[tuple[int, ...], ...]:
-        """For each flow, the numbers of the links that it crosses."""
-        return tuple(self._router.route(source, target) for source, target in self.pairs)
+    def routes(self) -> Routes:
+        """The links that each flow crosses."""
+        return self._router.route_pairs(self.pairs)
+
+    @property
+    def hops(self) -> Ints:
+        """Links of all routes [hops], one route after the other."""
+        return self.routes.hops
+
+    @property
+    def first_hops(self) -> Ints:
+        """Where the route of each flow begins in ``hops`` [flows + 1]."""
+        return self.routes.first_hops
+
+    def choose(self, flows: Ints) -> FlowShape:
+        """Return the shape of some of its flows."""
+        lengths = np.diff(self.first_hops)[flows]
+        hops = self.hops[list_runs(self.first_hops[flows], lengths)]
+        return FlowShape(tuple(self.pairs[n] for n in flows.tolist()), self._router, Routes(hops, count_up(lengths)))
 
     @cached_property
-    def latencies_s(self) -> tuple[float, ...]:
-        """Total latency of each route [s]."""
-        return tuple(sum((self.links[link].latency_s for link in route), 0.0) for route in self.routes)
+    def latencies_s(self) -> Floats:
+        """Total latency of each route [flows] [s]."""
+        flow = np.repeat(np.arange(len(self.pairs)), np.diff(self.first_hops))
+        latencies_s = np.bincount(flow, self._router.latencies_s[self.hops], minlength=len(self.pairs))
+        return latencies_s.astype(np.float64)  # integers where there are no flows
 
     @cached_property
     def slowest_latency_s(self) -> float:
         """Largest total latency of a route [s]."""
-        return max(self.latencies_s)
+        return float(self.latencies_s.max())
+
+    @cached_property
+    def widths_bytes_per_s(self) -> Floats:
+        """The narrowest link of each route [flows] [bytes/s]; infinite for one without links."""
+        widths = np.full(len(self.pairs), math.inf)
+        crossing = np.flatnonzero(np.diff(self.first_hops))
+        if len(crossing):
+            capacities = self._router.capacities_bytes_per_s[self.hops]
+            widths[crossing] = np.minimum.reduceat(capacities, self.first_hops[crossing])
+        return widths
 
     @cached_property
     def rates_bytes_per_s(self) -> Floats:
         """Max-min rate of each flow [flows], all moving and nothing else [bytes/s]."""
-        capacities = self._router.capacities_bytes_per_s
-        unlimited = [math.inf] * len(self.pairs)
-        return np.array(compute_max_min_rates(self.routes, capacities, unlimited))
-
-    @cached_property
-    def hops(self) -> Ints:
-        """Links of all routes [hops], one route after the other."""
-        return np.array([link for route in self.routes for link in route], dtype=np.int64)
+        unlimited = np.full(len(self.pairs), math.inf)
+        return compute_max_min_rates(*self.routes, self._router.capacities_bytes_per_s, unlimited)
 
     @cached_property
     def crossings(self) -> tuple[Ints, Ints]:
         """The links of all routes, each once, and how often they come [links]."""
         links, counts = np.unique(self.hops, return_counts=True)
         return links, counts
-
-    @cached_property
-    def first_hops(self) -> Ints:
-        """Where the route of each flow begins in ``hops`` [flows + 1]."""
-        return count_up(np.array([*map(len, self.routes)], dtype=np.int64))
 
 
 Pairs = list[tuple[int, int]]

@@ -1,22 +1,30 @@
 """Routes: which links bytes take from one node to another, and the search for the best ones.
 
-The best ways between two nodes over links of positive cost, found once and remembered.
+Routes of many pairs are found at once, in arrays; between nodes with a choice the best ways are searched.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from hashlib import blake2b
-from itertools import chain, product
+from itertools import chain, zip_longest
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from trioflow.base.derived import derived
 from trioflow.base.errors import SimulationError
-from trioflow.hardware.machine import Link, Routing
+from trioflow.base.runs import count_up, list_runs
+from trioflow.hardware.machine import Link, Platform, Routing
 
-Way = tuple[int, str, int]
+Way = tuple[int, int, int]
 """Cost, node and number of a link to or from that node."""
+ListLinks = Callable[[int], Sequence[Way]]
+"""The links that leave a node, or come to it."""
 _FEW = 4
 """Searches to one end from both sides; from then on one search from that end serves all starts."""
 
@@ -24,21 +32,21 @@ _FEW = 4
 class WaySearch:
     """Finds all best ways between nodes over links of positive cost, and remembers what it has searched.
 
-    Dijkstra's algorithm from the start and, against the links, from the end, until what is left of both is together no
+    Dijkinta's algorithm from the start and, against the links, from the end, until what is left of both is together no
     shorter than a known way: few nodes where the two are close. What was searched around a node serves all that start
     or end there; an end that many starts ask for is searched from alone, as far as those need. The best ways are then
     collected from the end on, without nodes too far from the start (I. Pohl, Bi-directional Search, Machine
     Intelligence 6, 1971, pp. 127-140).
     """
 
-    def __init__(self, forth: Mapping[str, Sequence[Way]], back: Mapping[str, Sequence[Way]]) -> None:
+    def __init__(self, forth: ListLinks, back: ListLinks) -> None:
         self.forth, self.back = forth, back
         self._from, self._to = cache(_Ball), cache(_Ball)  # one of its own around each start and each end
         self._collect = cache(self._find_onward)
-        self._costs: dict[tuple[str, str], float] = {}
-        self._above: dict[tuple[str, str], float] = {}  # what no way between two nodes is within
+        self._costs: dict[tuple[int, int], float] = {}
+        self._above: dict[tuple[int, int], float] = {}  # what no way between two nodes is within
 
-    def measure(self, start: str, end: str, limit: float) -> float:
+    def measure(self, start: int, end: int, limit: float) -> float:
         """Return the cost of the best way between two nodes; infinite where it is above the limit."""
         if (start, end) in self._costs:
             return self._costs[start, end]
@@ -54,7 +62,7 @@ class WaySearch:
         (self._costs if best <= limit else self._above)[start, end] = min(best, limit)
         return best
 
-    def onward(self, start: str, end: str) -> Mapping[str, Sequence[Way]]:
+    def onward(self, start: int, end: int) -> Mapping[int, Sequence[Way]]:
         """Return, for the nodes on the best ways, which were measured, the links that lead on."""
         if (start, end) not in self._costs:
             return self._to(end).nearer
@@ -71,12 +79,12 @@ class WaySearch:
             best = min([best, *(one[node] + other[node] for node in new if node in one and node in other)])
         return best if best <= limit else math.inf
 
-    def _find_onward(self, start: str, end: str) -> Mapping[str, Sequence[Way]]:
+    def _find_onward(self, start: int, end: int) -> Mapping[int, Sequence[Way]]:
         """Return the links that lead on along the best ways, from the end backwards."""
         here, best = self._from(start), self._costs[start, end]
         radius = here.radius
-        found: dict[str, int] = {end: 0}
-        onward: dict[str, list[Way]] = {}
+        found: dict[int, int] = {end: 0}
+        onward: dict[int, list[Way]] = {}
         heap = [(0, end)]
         while heap:
             cost, node = heapq.heappop(heap)
@@ -84,7 +92,7 @@ class WaySearch:
                 continue
             way = here.costs.get(node, math.inf)
             # Nearer to the start all is known, so not all links to the node need to be looked at.
-            known_ways = here.nearer.get(node, ()) if way <= radius else self.back.get(node, ())
+            known_ways = here.nearer.get(node, ()) if way <= radius else self.back(node)
             for step, source, index in known_ways:
                 reached = cost + step
                 if reached + min(here.costs.get(source, math.inf), radius) > best:
@@ -103,22 +111,22 @@ class _Ball:
 
     __slots__ = ("asked", "costs", "heap", "nearer")
 
-    def __init__(self, centre: str) -> None:
+    def __init__(self, centre: int) -> None:
         self.asked = 0
-        self.costs: dict[str, int] = {centre: 0}
-        self.nearer: dict[str, list[Way]] = {centre: []}
-        self.heap: list[tuple[int, str]] = [(0, centre)]
+        self.costs: dict[int, int] = {centre: 0}
+        self.nearer: dict[int, list[Way]] = {centre: []}
+        self.heap: list[tuple[int, int]] = [(0, centre)]
 
     @property
     def radius(self) -> float:
         """Cost of the nearest node that is not fixed yet; infinite where there is none."""
         return self.heap[0][0] if self.heap else math.inf
 
-    def grow(self, ways: Mapping[str, Sequence[Way]]) -> list[str]:
+    def grow(self, links: ListLinks) -> list[int]:
         """Fix the nearest node that is not fixed yet; return the nodes that are nearer by way of it than was known."""
         cost, node = heapq.heappop(self.heap)
-        new: list[str] = []
-        for step, found, index in ways.get(node, ()) if cost == self.costs[node] else ():
+        new: list[int] = []
+        for step, found, index in links(node) if cost == self.costs[node] else ():
             reached = cost + step
             known = self.costs.get(found, math.inf)
             if reached == known:
@@ -130,18 +138,144 @@ class _Ball:
         return new
 
 
-_Stretch = tuple[int, str, tuple[int, ...]]
-"""Cost, end and links of a way without a choice."""
-_Leaving = tuple[list[_Stretch], dict[str, list[_Stretch]]]
-_FAR = 3
-"""Links of the longest stretch before a node with a choice."""
 _HOP_BITS = 24
-"""A cost is one whole number: latency above these bits, hops within them."""
+"""A search's cost is one whole number: latency above these bits, hops within them."""
 _FEMTOSECONDS = 1e15
+_LONGEST = 4
+"""Links of the longest stretch to a node with a choice."""
+_NONE = -1
+_ENDLESS = complex(math.inf)
+
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Costs = NDArray[np.complex128]
+"""Latency [fs] and hops, as real and imaginary part: numpy compares the one, then the other."""
+
+
+class Routes(NamedTuple):
+    """Routes of several pairs of nodes."""
+
+    hops: Ints  # links of all routes, one route after the other [hops]
+    first_hops: Ints  # where the route of each pair begins in ``hops`` [pairs + 1]
+
+
+class _Stretches(NamedTuple):
+    """Ways without a choice from some nodes on, or back from them: a row for every node on them, itself first."""
+
+    first: Ints  # where the rows of each node begin [nodes + 1]
+    node: Ints  # what is reached [rows]
+    cost: Costs
+    links: Ints  # in the order of the route, -1 for none [rows, _LONGEST]
+    is_end: Flags  # whether there is a choice at what is reached [rows]
+    too_long: bool = False  # whether a node lies further from any choice than a stretch is long
+
+    def choose(self, rows: Flags) -> _Stretches:
+        """Return some of the rows."""
+        before = count_up(rows)[self.first]
+        return _Stretches(before, self.node[rows], self.cost[rows], self.links[rows], self.is_end[rows])
+
+    @property
+    def is_own(self) -> Flags:
+        """Which rows are the nodes themselves [rows]."""
+        own = np.zeros(len(self.node), dtype=bool)
+        own[self.first[:-1]] = True
+        return own
+
+
+class _Side:
+    """The links that leave each node, or those that come to it, in their order."""
+
+    def __init__(self, near: Ints, far: Ints, costs: Costs, link: Ints, nodes: int) -> None:
+        self.order = np.argsort(near, kind="stable")
+        self.first = count_up(np.bincount(near, minlength=nodes))
+        self.far, self.costs, self.link = far[self.order], costs[self.order], link[self.order]
+        self.list_links = cache(self._list_links)
+
+    def _list_links(self, node: int) -> list[Way]:
+        """Return cost, other end and number of each link of a node."""
+        of_node = slice(self.first[node], self.first[node + 1])
+        costs = [(int(cost.real) << _HOP_BITS) + int(cost.imag) for cost in self.costs[of_node].tolist()]
+        return list(zip(costs, self.far[of_node].tolist(), self.link[of_node].tolist(), strict=True))
+
+
+class _Graph:
+    """The links that work, as numbers, and which nodes leave bytes no choice."""
+
+    def __init__(self, links: Sequence[Link], failed: frozenset[tuple[str, str]]) -> None:
+        link = [n for n, one in enumerate(links) if one[:2] not in failed] if failed else range(len(links))
+        working = [links[n] for n in link] if failed else links
+        self.names = list(dict.fromkeys(chain(*(one[:2] for one in working))))
+        self.number = {name: number for number, name in enumerate(self.names)}
+        count = max(len(self.names), 1)
+        source = np.array([self.number[one.source] for one in working], dtype=np.int64)
+        target = np.array([self.number[one.target] for one in working], dtype=np.int64)
+        costs = np.rint(np.array([one.latency_s for one in working], dtype=np.float64) * _FEMTOSECONDS) + 1j
+        numbers = np.array(link, dtype=np.int64)
+        self.link_ends = np.full((len(links), 2), _NONE)  # source and target, -1 of a link that failed [links, 2]
+        self.link_ends[numbers] = np.column_stack([source, target])
+        self.forth = _Side(source, target, costs, numbers, count)
+        self.back = _Side(target, source, costs, numbers, count)
+        pairs, times = np.unique(source * count + target, return_counts=True)
+        joined = np.unique(np.concatenate([pairs, pairs % count * count + pairs // count]))
+        self.neighbours = np.bincount(joined // count, minlength=count)
+        # Links side by side leave a choice, which only a search makes.
+        beside = pairs[(times > 1) | (pairs // count == pairs % count)]
+        self.passage = self.neighbours < 3
+        self.passage[beside // count] = self.passage[beside % count] = False
+        self.ways = WaySearch(self.forth.list_links, self.back.list_links)
+
+    def follow(self, nodes: Ints, back: bool = False, beyond: bool = False) -> _Stretches:
+        """Return the ways from nodes (back: to them) over passages to where there is a choice.
+
+        ``beyond``: also those of nodes with a choice to the next such ones.
+        """
+        side = self.back if back else self.forth
+        of_node = np.arange(len(nodes))
+        none = np.full((len(nodes), _LONGEST), _NONE)
+        parts = [(of_node, nodes, np.zeros(len(nodes), np.complex128), none, ~self.passage[nodes])]
+        counts = np.where(self.passage[nodes] | beyond, side.first[nodes + 1] - side.first[nodes], 0)
+        place, owner = list_runs(side.first[nodes], counts), np.repeat(of_node, counts)
+        before, cost, links = nodes[owner], parts[0][2][owner], none[owner]
+        too_long = False
+        for step in range(_LONGEST):
+            here, cost, links = side.far[place], cost + side.costs[place], links.copy()
+            links[:, _LONGEST - 1 - step if back else step] = side.link[place]
+            is_end = ~self.passage[here]
+            parts.append((owner, here, cost, links, is_end))
+            too_long |= bool((~is_end & ((here == nodes[owner]) | (step == _LONGEST - 1))).any())
+            # A passage leads on over the one link that does not lead back.
+            counts = np.where(is_end, 0, side.first[here + 1] - side.first[here])
+            row = np.repeat(np.arange(len(here)), counts)
+            place = list_runs(side.first[here], counts)
+            on = side.far[place] != before[row]
+            row, place = row[on], place[on]
+            owner, before, cost, links = owner[row], here[row], cost[row], links[row]
+        owner, node, cost, links, is_end = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        rows = np.argsort(owner, kind="stable")
+        first = count_up(np.bincount(owner, minlength=len(nodes)))
+        return _Stretches(first, node[rows], cost[rows], links[rows], is_end[rows], too_long)
+
+    def bound(self, end: Ints, start: Ints) -> Costs:
+        """Return what no way from a node with a choice to another takes less than.
+
+        The cheaper of its first and its last stretch where one joins them, else both.
+        """
+        least, count = [], len(self.passage)
+        for nodes, back in ((end, False), (start, True)):
+            different, place = np.unique(nodes, return_inverse=True)
+            reached = self.follow(different, back, beyond=True)
+            onward = reached.is_end & ~reached.is_own
+            cost = np.where(onward, reached.cost, _ENDLESS)
+            least.append(np.minimum.reduceat(cost, reached.first[:-1])[place])
+            if not back:
+                owner = np.repeat(different, np.diff(reached.first))
+                joined = np.isin(end * count + start, owner[onward] * count + reached.node[onward])
+        known = ~self.passage[end] & ~self.passage[start]
+        return np.where(known, np.where(joined, np.maximum(*least), sum(least)), 0)
 
 
 class Router:
-    """Finds and remembers one route for every pair of nodes that asks for one; SimulationError when a failed link is none.
+    """Finds one route for every pair of nodes that asks for one; SimulationError when a failed link is none.
 
     Order of routes: the smallest total latency, in whole femtoseconds, so that sums which differ by rounding are equal;
     then the fewest hops; then the list of node names that comes first, compared from the source on, and of links side
@@ -158,8 +292,7 @@ class Router:
     def __init__(self, links: Iterable[Link], routing: Routing | None = None) -> None:
         self.links = tuple(links)
         self._routing = Routing() if routing is None else routing
-        self._find, self._leave = cache(self._search), cache(self._follow)
-        self._passes = cache(self._count_neighbours)
+        self._find = cache(self._find_one)
         if self._routing.failed:
             known = {(link.source, link.target) for link in self.links}
             for source, target in sorted(self._routing.failed - known):
@@ -171,131 +304,183 @@ class Router:
 
     def route(self, source: str, target: str) -> tuple[int, ...]:
         """Return the numbers of the links between two nodes, in order; none to itself. SimulationError when none lead there."""
-        return () if source == target else self._find(source, target)
+        return self._find(source, target)
+
+    def _find_one(self, source: str, target: str) -> tuple[int, ...]:
+        return tuple(self.route_pairs([(source, target)]).hops.tolist())
 
     @cached_property
-    def capacities_bytes_per_s(self) -> list[float]:
+    def capacities_bytes_per_s(self) -> NDArray[np.float64]:
         """Bandwidth of every link [links] [bytes/s]."""
-        return [link.bandwidth_bytes_per_s for link in self.links]
+        return np.array([link.bandwidth_bytes_per_s for link in self.links], dtype=np.float64)
 
     @cached_property
-    def _ways(self) -> WaySearch:
-        """The links that work from each node, and those to each, in their order.
+    def latencies_s(self) -> NDArray[np.float64]:
+        """Latency of every link [links] [s]."""
+        return np.array([link.latency_s for link in self.links], dtype=np.float64)
 
-        A cost is latency and one hop as a whole number: sums of such compare as pairs do.
-        """
-        forth: dict[str, list[Way]] = {}
-        back: dict[str, list[Way]] = {}
-        costs: dict[float, int] = {}
-        failed = self._routing.failed
-        for index, (source, target, _, latency_s) in enumerate(self.links):
-            cost = costs.get(latency_s)
-            if cost is None:
-                cost = costs[latency_s] = (round(latency_s * _FEMTOSECONDS) << _HOP_BITS) + 1
-            if not failed or (source, target) not in failed:
-                forth.setdefault(source, []).append((cost, target, index))
-                back.setdefault(target, []).append((cost, source, index))
-        return WaySearch(forth, back)
+    @cached_property
+    def graph(self) -> _Graph:
+        """The links that work, as numbers."""
+        return _Graph(self.links, self._routing.failed)
 
-    def _count_neighbours(self, node: str) -> int:
-        """Return how many neighbours a node has that is a passage, 1 or 2; 0 for others."""
-        sides = self._ways.forth.get(node, ()), self._ways.back.get(node, ())
-        onto, of = ({other for _, other, _ in side} for side in sides)
-        around = onto | of
-        # Links side by side leave a choice, which only a search makes.
-        alone = (len(onto), len(of)) == tuple(map(len, sides)) and node not in around
-        return len(around) if alone and len(around) < 3 else 0
+    def route_pairs(self, pairs: Sequence[tuple[str, str]]) -> Routes:
+        """Return the routes of pairs of nodes, as ``route`` does of each."""
+        number = self.graph.number
+        numbers = [number.get(node, _NONE) for pair in pairs for node in pair]
+        ends = np.array(numbers, dtype=np.int64).reshape(-1, 2)
+        for place in np.flatnonzero((ends < 0).any(axis=1)).tolist():
+            source, target = pairs[place]
+            if source != target:
+                raise SimulationError(self._explain(source, target))
+        moving = np.flatnonzero(ends[:, 0] != ends[:, 1])
+        hops, lengths = self._route(*ends[moving].T) if len(moving) else (ends[:0, 0], moving)
+        counts = np.zeros(len(pairs), dtype=np.int64)
+        counts[moving] = lengths
+        return Routes(hops, count_up(counts))
 
-    def _follow(self, node: str, back: bool) -> _Leaving:
-        """Return the ways from a node to the next nodes with a choice, and those to passages.
-
-        Back: the ways to the node. One far from any such node counts as such.
-        """
-        ways = self._ways.back if back else self._ways.forth
-        exits: list[_Stretch] = []
-        passed: dict[str, list[_Stretch]] = {}
-        if not self._passes(node):
-            return [(0, node, ())], passed
-        for first in ways.get(node, ()):
-            cost, before, onward = 0, node, [first]
-            path: tuple[int, ...] = ()
-            while onward:
-                step, here, index = onward[0]
-                cost, path = cost + step, (index, *path) if back else (*path, index)
-                if not self._passes(here):
-                    exits.append((cost, here, path))
-                    break
-                if len(path) > _FAR or here == node:
-                    return [(0, node, ())], {}
-                passed.setdefault(here, []).append((cost, here, path))
-                onward = [way for way in ways.get(here, ()) if way[1] != before]
-                before = here
-        return exits, passed
-
-    def _search(self, source: str, target: str) -> tuple[int, ...]:
-        """Find a route: the best of those from where the source's to where the target's neighbourhood ends."""
-        heads, passed = self._leave(source, False)
-        tails, come_by = self._leave(target, True)
-        at_once = passed.get(target) or come_by.get(source) or ()
-        pairs: list[tuple[_Stretch, _Stretch]]
-        pairs = [((cost, target, links), (0, target, ())) for cost, _, links in at_once]
-        pairs += product(heads, tails)
+    def _route(self, source: Ints, target: Ints) -> tuple[Ints, Ints]:
+        """Return the links of all routes, and how many each has: by the best of the stretches at both ends."""
+        graph = self.graph
+        sources, from_ = np.unique(source, return_inverse=True)
+        targets, to = np.unique(target, return_inverse=True)
+        heads, tails = graph.follow(sources), graph.follow(targets, back=True)
+        if heads.too_long or tails.too_long:
+            heads, tails = (_end_at_once(one) for one in (heads, tails))
+        passing = np.isin(heads.node, targets) & ~heads.is_end & ~heads.is_own
+        heads = heads.choose(heads.is_end | passing)
+        tails = tails.choose(tails.is_end | (tails.is_own if passing.any() else False))
+        pair, head, tail = _combine(heads, tails, from_, to, target)
+        base, end, start = heads.cost[head] + tails.cost[tail], heads.node[head], tails.node[tail]
         # Where they meet at once, others need no search, or a short one; then the shortest searches first.
-        pairs.sort(key=lambda pair: (pair[0][1] != pair[1][1], -pair[0][0] - pair[1][0]))
-        best: float = math.inf
-        found: list[tuple[_Stretch, _Stretch]] = []
-        for pair in pairs:
-            (cost, end, _), (more, start, _) = pair
-            limit = best - cost - more
-            if limit < 0:
-                continue
-            between = 0 if end == start else self._ways.measure(end, start, limit)
-            if between <= limit and between < math.inf:
-                found = found if between == limit else []
-                found.append(pair)
-                best = between + cost + more
-        if not found:
-            raise SimulationError(self._explain(source, target))
-        (head, tail), *others = found
-        alike = (head[2] or tail[2]) and self._routing.ties == "first"
-        if not others and (alike or head[1] == tail[1]):
-            # What lies between is the same for all who set off and arrive there.
-            return (*head[2], *self.route(head[1], tail[1]), *tail[2])
-        return self._walk(source, target, found)
+        order = np.lexsort((-base.real, end != start, pair))
+        pair, head, tail, end, start = (one[order] for one in (pair, head, tail, end, start))
+        base = base[order]
+        best = np.full(len(source), _ENDLESS)
+        total = np.full(len(pair), _ENDLESS)
+        place = np.arange(len(pair)) - np.searchsorted(pair, pair)
+        for turn in range(int(place.max(initial=_NONE)) + 1):
+            rows = np.flatnonzero(place == turn)
+            of_pair = pair[rows]
+            total[rows] = base[rows] + self._measure(end[rows], start[rows], best[of_pair] - base[rows])
+            best[of_pair] = np.minimum(best[of_pair], total[rows])
+        for lost in np.flatnonzero(np.isinf(best))[:1]:
+            raise SimulationError(self._explain(graph.names[source[lost]], graph.names[target[lost]]))
+        rows = np.flatnonzero(total == best[pair])
+        counts = np.bincount(pair[rows], minlength=len(source))
+        firsts = count_up(counts)
+        row = rows[firsts[:-1]]
+        links = np.hstack([heads.links[head[row]], tails.links[tail[row]]])
+        alike = (links >= 0).any(axis=1) & (self._routing.ties == "first") | (end[row] == start[row])
+        alike &= counts == 1
+        # What lies between is the same for all who set off and arrive there.
+        keys, middle = np.unique(end[row] * len(graph.passage) + start[row], return_inverse=True)
+        between: list[tuple[int, ...]] = [()] * len(keys)
+        for number in np.unique(middle[alike & (end[row] != start[row])]).tolist():
+            ends = divmod(int(keys[number]), len(graph.passage))
+            between[number] = self._walk(*ends, [(ends[0], (), ends[1], ())])
+        for number in np.flatnonzero(~alike).tolist():
+            stretches = [
+                (int(end[one]), heads.links[head[one]].tolist(), int(start[one]), tails.links[tail[one]].tolist())
+                for one in rows[firsts[number] : firsts[number + 1]].tolist()
+            ]
+            middle[number], links[number] = len(between), _NONE
+            between.append(self._walk(int(source[number]), int(target[number]), stretches))
+        table = np.array(list(zip_longest(*between, fillvalue=_NONE)), dtype=np.int64).reshape(-1, len(between)).T
+        links = np.hstack([links[:, :_LONGEST], table[middle], links[:, _LONGEST:]])
+        return links[links >= 0], np.count_nonzero(links >= 0, axis=1)
 
-    def _walk(self, source: str, target: str, found: Sequence[tuple[_Stretch, _Stretch]]) -> tuple[int, ...]:
+    def _measure(self, end: Ints, start: Ints, limit: Costs) -> Costs:
+        """Return the cost of the best ways between nodes with a choice, endless where it is above a limit."""
+        graph = self.graph
+        between = np.where(end == start, 0, _ENDLESS)
+        rows = np.flatnonzero(end != start)
+        rows = rows[limit[rows] >= 0]
+        if len(rows) > _FEW:
+            rows = rows[graph.bound(end[rows], start[rows]) <= limit[rows]]
+        keys, key = np.unique(end[rows] * len(graph.passage) + start[rows], return_inverse=True)
+        most = np.full(len(keys), -_ENDLESS)
+        np.maximum.at(most, key, limit[rows])
+        costs = [
+            graph.ways.measure(one // len(graph.passage), one % len(graph.passage), _count(least))
+            for one, least in zip(keys.tolist(), most.tolist(), strict=True)
+        ]
+        found = [_ENDLESS if cost == math.inf else complex(*divmod(int(cost), 1 << _HOP_BITS)) for cost in costs]
+        between[rows] = np.array(found, dtype=np.complex128)[key]
+        return between
+
+    def _walk(self, source: int, target: int, stretches: Sequence[_Found]) -> tuple[int, ...]:
         """Follow the best links from a node to another, over stretches at both ends."""
-        leads: list[tuple[Mapping[str, Sequence[int]], Mapping[str, Sequence[Way]]]] = []
-        for (_, start, head), (_, end, tail) in found:
-            own = {self.links[index].source: (index,) for index in (*head, *tail)}
-            leads.append((own, {} if start == end else self._ways.onward(start, end)))
+        graph, ends = self.graph, self.graph.link_ends
+        leads: list[tuple[Mapping[int, Sequence[int]], Mapping[int, Sequence[Way]]]] = []
+        for start, head, end, tail in stretches:
+            own = {int(ends[index, 0]): (index,) for index in (*head, *tail) if index >= 0}
+            leads.append((own, {} if start == end else graph.ways.onward(start, end)))
+        pair = (graph.names[source], graph.names[target]) if self._routing.ties != "first" else None
         route: list[int] = []
-        first_hop = int(self._passes(source) == 1)
+        first_hop = int(graph.passage[source] and graph.neighbours[source] == 1)
         node = source
         while node != target:
-            ways = [own.get(node) or [way[2] for way in onward.get(node, ())] for own, onward in leads]
-            choice = ways[0] if len(ways) == 1 else list(dict.fromkeys(chain(*ways)))
-            hop = len(route) - first_hop
-            index = choice[0] if len(choice) == 1 else self._choose(choice, (source, target), hop)
-            leads = [lead for lead, ways_on in zip(leads, ways, strict=True) if index in ways_on]
+            links = [own.get(node) or [way[2] for way in onward.get(node, ())] for own, onward in leads]
+            choice = links[0] if len(links) == 1 else list(dict.fromkeys(chain(*links)))
+            index = choice[0] if len(choice) == 1 else self._choose(choice, pair, len(route) - first_hop)
+            leads = [lead for lead, links_on in zip(leads, links, strict=True) if index in links_on]
             route.append(index)
-            node = self.links[index].target
+            node = int(ends[index, 1])
         return tuple(route)
 
     def _explain(self, source: str, target: str) -> str:
         """Say that no route leads from a node to another, and why where that is plain."""
         failed = len(self._routing.failed)
-        unknown = {source, target} - self._ways.forth.keys() - self._ways.back.keys()
+        unknown = {source, target} - self.graph.number.keys()
         note = f" ({failed} {'link has' if failed == 1 else 'links have'} failed)" if failed else ""
         if unknown:
             note += f": no link reaches {min(unknown)}"
         return f"no route leads from {source} to {target}{note}; add links to the platform"
 
-    def _choose(self, ways: Sequence[int], pair: tuple[str, str], hop: int) -> int:
-        """Return the link that a route takes of several equally good ones."""
-        ordered = sorted(ways, key=lambda index: (self.links[index].target, index))
-        if self._routing.ties == "first":
+    def _choose(self, links: Sequence[int], pair: tuple[str, str] | None, hop: int) -> int:
+        """Return the link that a route takes of several equally good ones: the first, or by the pair's hash."""
+        ordered = sorted(links, key=lambda index: (self.links[index].target, index))
+        if pair is None:
             return ordered[0]
         key = f"{pair[0]}|{pair[1]}|{self._routing.seed}|{hop}"
         digest = blake2b(key.encode(), digest_size=8).digest()
         return ordered[int.from_bytes(digest, "big") % len(ordered)]
+
+
+@derived()
+def find_router(platform: Platform) -> Router:
+    """Return what finds routes over a platform's links, the same for all who ask."""
+    return Router(platform.links, platform.routing)
+
+
+_Found = tuple[int, Sequence[int], int, Sequence[int]]
+"""Where a stretch from the source ends, its links, where one to the target starts, and its links."""
+
+
+def _count(cost: complex) -> float:
+    """Return a cost as the one number that searches add up."""
+    return math.inf if math.isinf(cost.real) else (int(cost.real) << _HOP_BITS) + int(cost.imag)
+
+
+def _end_at_once(stretches: _Stretches) -> _Stretches:
+    """Return only the nodes themselves, as if each left a choice."""
+    own = stretches.choose(stretches.is_own)
+    return own._replace(is_end=np.ones(len(own.node), dtype=bool))
+
+
+def _combine(heads: _Stretches, tails: _Stretches, source: Ints, target: Ints, node: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return pair and rows of each stretch from a source with each to its target, and of those that pass the target.
+
+    ``source`` and ``target``: whose stretches those of each pair are; ``node``: the target itself [pairs].
+    """
+    first, first_tail = heads.first[source], tails.first[target]
+    counts, tail_counts = heads.first[source + 1] - first, tails.first[target + 1] - first_tail
+    pair = np.repeat(np.arange(len(source)), counts * tail_counts)
+    place = list_runs(np.zeros_like(counts), counts * tail_counts)
+    head = first[pair] + place // tail_counts[pair]
+    tail = first_tail[pair] + place % tail_counts[pair]
+    # On the way from the source already: the target's own row is its first.
+    passed = ~heads.is_end[head] & (heads.node[head] == node[pair]) & (tails.node[tail] == node[pair])
+    rows = np.flatnonzero((heads.is_end[head] & tails.is_end[tail]) | passed)
+    return pair[rows], head[rows], tail[rows]

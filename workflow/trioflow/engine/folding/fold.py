@@ -58,7 +58,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,7 +84,7 @@ from trioflow.hardware.machine import Link, Platform, narrow_links
 from trioflow.network.collectives import CollectiveFlows, CollectivePlanner
 from trioflow.network.message_planner import CollectiveMessages
 from trioflow.network.networks import AnyNetwork, ContentionFreeNetwork, FairShareNetwork, FlowShape
-from trioflow.network.routing import Router
+from trioflow.network.routing import Router, Routes
 from trioflow.parallel.task_graph import Family, Fold, split_fold
 
 Words = NDArray[np.uint64]
@@ -196,25 +196,6 @@ def _is_even(classes: Ints, owner: Ints, seen: Ints) -> bool:
     return bool((seen == seen[like]).all())
 
 
-class GivenRoutes(Router):
-    """Routes that are given, over links that need not join up: one link stands for many.
-
-    A link that several flows of a class share comes as often as they are.
-    """
-
-    def __init__(self, links: Sequence[Link], routes: Mapping[tuple[str, str], tuple[int, ...]]) -> None:
-        super().__init__(links)
-        self._given = dict(routes)
-
-    def __reduce__(self) -> tuple[type[GivenRoutes], tuple[object, ...]]:
-        """Return what another process is handed: the links and the given routes."""
-        return type(self), (self.links, self._given)
-
-    def route(self, source: str, target: str) -> tuple[int, ...]:
-        """Return the links of a flow."""
-        return self._given[source, target]
-
-
 def name_ends(number: int) -> tuple[str, str]:
     """Return the names of the ends of a class of flows."""
     return f"class {number}", f"end of class {number}"
@@ -273,46 +254,52 @@ class FoldedTraffic:
 
 
 @dataclass(frozen=True, eq=False)
-class _Ways:
+class _GroupRoutes:
     """Where the groups of a family send, in collectives of one kind.
 
     Groups that lie alike, on nodes and on links, are planned alike, whatever they do: routes of equal latencies and
     widths that share links in the same places, of ranks that share nodes in the same places.
     """
 
-    hops: Ints  # links of all routes, one after the other [crossings]
-    lengths: Ints  # links of each route [flows]
+    routes: Routes  # of all flows, one group after the other
     code: Ints  # equal numbers for groups that lie alike [groups]
     examples: list[tuple[int, ...]]  # the first group of each code [codes]
 
 
-def _find_ways(
-    planner: CollectivePlanner, collective: str, size: int, groups: Sequence[Sequence[int]], kinds: list[int]
-) -> _Ways:
-    """Return where groups send; ``kinds`` are equal numbers for links alike in themselves [links]."""
-    per_node = planner.ranks_per_node
-    hops: list[int] = []
-    lengths: list[int] = []
-    code: list[int] = []
-    codes: dict[object, int] = {}
-    examples = []
-    for group in map(tuple, groups):
-        shape = planner.shape(collective, size, group)
-        crossed = [link for route in shape.routes for link in route]
-        long = tuple(map(len, shape.routes))
-        places: dict[int, int] = {}
-        shared = tuple([places.setdefault(link, len(places)) for link in crossed])
-        nodes: dict[int, int] = {}
-        lies = per_node and tuple([nodes.setdefault(r // per_node, len(nodes)) for r in group])
-        said = (long, shared, tuple([kinds[link] for link in crossed]), lies)
-        if said not in codes:
-            codes[said] = len(codes)
-            examples.append(group)
-        code.append(codes[said])
-        hops += crossed
-        lengths += long
-    arrays = [np.array(one, dtype=np.int64) for one in (hops, lengths, code)]
-    return _Ways(arrays[0], arrays[1], arrays[2], examples)
+def _route_groups(
+    planner: CollectivePlanner, collective: str, size: int, groups: Ints, link_kinds: Ints
+) -> _GroupRoutes:
+    """Return where groups send; ``link_kinds`` are equal numbers for links alike in themselves [links]."""
+    members = list(map(tuple, groups.tolist()))
+    pairs = [planner.shape(collective, size, group).pairs for group in members]
+    routes = planner.router.route_pairs(list(chain(*pairs)))
+    counts = np.array([*map(len, pairs)], dtype=np.int64)
+    begins = routes.first_hops[count_up(counts)]
+    node = groups // (planner.ranks_per_node or int(groups.max()) + 1)
+    columns = (
+        (np.diff(routes.first_hops), counts),
+        (_number_places(routes.hops, np.diff(begins)), np.diff(begins)),
+        (link_kinds[routes.hops], np.diff(begins)),
+        (_number_places(node.ravel(), np.full(len(node), node.shape[1])), np.full(len(node), node.shape[1])),
+    )
+    texts = zip(*(_write_runs(*column) for column in columns), strict=True)
+    numbers: dict[object, int] = {}
+    code = np.array([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)
+    return _GroupRoutes(routes, code, [members[first] for first in _find_firsts(code).tolist()])
+
+
+def _number_places(items: Ints, counts: Ints) -> Ints:
+    """Return for each item of some runs where in its run an equal one comes first."""
+    run = np.repeat(np.arange(len(counts)), counts)
+    keys = run * (int(items.max(initial=0)) + 1) + items
+    _, firsts, place = np.unique(keys, return_index=True, return_inverse=True)
+    numbers: Ints = firsts[place] - count_up(counts)[run]
+    return numbers
+
+
+def _write_runs(items: Ints, counts: Ints) -> list[bytes]:
+    """Return each of some runs of numbers as bytes."""
+    return [items[first:last].tobytes() for first, last in pairwise(count_up(counts).tolist())]
 
 
 @dataclass(eq=False)
@@ -324,7 +311,7 @@ class _Bundle:
     """
 
     family: int
-    ways: _Ways
+    groups: _GroupRoutes
     pairs: int
     first: int = 0
     numbers: list[Floats] = field(default_factory=list)
@@ -348,24 +335,25 @@ def fold_plans(
     sharing, and so make no flows differ.
     """
     bundles: dict[tuple[int, object], _Bundle] = {}
-    ways_of: dict[tuple[int, object], _Ways] = {}
-    numbers: dict[tuple[float, float], int] = {}
-    speeds = [(link.latency_s, link.bandwidth_bytes_per_s) for link in links]
-    kinds = [numbers.setdefault(speed, len(numbers)) for speed in speeds]
+    routes_of: dict[tuple[int, object], _GroupRoutes] = {}
+    router = planners[0].router
+    link_kinds = np.unique(router.latencies_s + 1j * router.capacities_bytes_per_s, return_inverse=True)[1]
     chosen: list[tuple[list[Planned], _Bundle | None]] = []
     warnings: dict[str, None] = {}
     differences = _Differences()
     for collective, size, number in asked:
-        groups = families[number].groups.tolist()
+        groups = families[number].groups
         key = number, planners[0].kind(collective, size)
-        if key not in ways_of:
-            ways_of[key] = _find_ways(planners[0], collective, size, groups, kinds)
-        ways = ways_of[key]
-        by_planner: list[list[Planned]] = [[one.build(collective, size, g) for g in ways.examples] for one in planners]
+        if key not in routes_of:
+            routes_of[key] = _route_groups(planners[0], collective, size, groups, link_kinds)
+        routed = routes_of[key]
+        by_planner: list[list[Planned]] = [
+            [one.build(collective, size, g) for g in routed.examples] for one in planners
+        ]
         built = by_planner[0]
         warnings.update((plan.warning, None) for plan in built if plan.warning)
         said = [tuple(map(_summarize_plan, plans)) for plans in zip(*by_planner, strict=True)]
-        differences.add(number, said, ways.code, collective, groups)
+        differences.add(number, said, routed.code, collective, groups)
         plan, *_ = plans = [one[0] for one in by_planner]
         if not plan.flow_count:
             chosen.append((plans, None))
@@ -373,24 +361,24 @@ def fold_plans(
         if number in differences.of_group:
             continue
         if key not in bundles:
-            bundles[key] = _Bundle(number, ways, len(plan.shape.pairs))
+            bundles[key] = _Bundle(number, routed, len(plan.shape.pairs))
         bundle = bundles[key]
         bundle.numbers += map(_read_numbers, by_planner)
         bundle.apart |= isinstance(plan, CollectiveMessages)
         chosen.append((plans, bundle))
     differences.check()
-    if all(bundle.apart and len(bundle.ways.code) == 1 for bundle in bundles.values()):
+    if all(bundle.apart and len(bundle.groups.code) == 1 for bundle in bundles.values()):
         # Every flow would be a class of its own.
         whole = _by_planner([plans for plans, _ in chosen], planners)
         return FoldedTraffic(whole, list(links), None, list(warnings))
     crossings, passing = _divide(list(bundles.values()), families, links, slack)
-    router, passed = _make_ways(crossings, passing, links)
-    made = {bundle: _fold_shape(bundle, crossings, router) for bundle in bundles.values()}
+    of_class, passed = _make_class_shape(crossings, passing, router.capacities_bytes_per_s)
+    made = {bundle: _fold_shape(bundle, crossings, of_class) for bundle in bundles.values()}
     folded = [
         plans if bundle is None else [_fold_plan(plan, *made[bundle]) for plan in plans] for plans, bundle in chosen
     ]
     plans_of = _by_planner(folded, planners)
-    return FoldedTraffic(plans_of, list(router.links), crossings, list(warnings), passed)
+    return FoldedTraffic(plans_of, list(of_class.links), crossings, list(warnings), passed)
 
 
 def _by_planner(plans: Sequence[Sequence[Planned]], planners: Sequence[CollectivePlanner]) -> list[list[Planned]]:
@@ -405,9 +393,7 @@ class _Differences:
         self.of_group: dict[int, Ints] = {}
         self._reason = ""
 
-    def add(
-        self, family: int, said: Sequence[object], of_group: Ints, collective: str, groups: Sequence[Sequence[int]]
-    ) -> None:
+    def add(self, family: int, said: Sequence[object], of_group: Ints, collective: str, groups: Ints) -> None:
         """Compare what is said of each group: of those of a code, and of which each is."""
         numbers: dict[object, int] = {}
         codes = np.array([numbers.setdefault(one, len(numbers)) for one in said], dtype=np.int64)
@@ -416,7 +402,7 @@ class _Differences:
         codes = codes[of_group]
         known = self.of_group.get(family, np.zeros(len(codes), dtype=np.int64))
         self.of_group[family] = np.unique(known * (int(codes.max()) + 1) + codes, return_inverse=True)[1]
-        one, other = (_name(groups[i]) for i in (0, int(np.argmax(codes > 0))))
+        one, other = (_name(groups[i].tolist()) for i in (0, int(np.argmax(codes > 0))))
         what = f"{collective} of the ranks" if collective else "what passes between the ranks"
         how = "is done" if collective else "shares links"
         self._reason = self._reason or f"{what} {one} {how} otherwise than that of {other}"
@@ -449,28 +435,30 @@ def _read_numbers(built: Sequence[Planned]) -> Floats:
     return np.array(rows).transpose(0, 2, 1)
 
 
-def _make_ways(
-    crossings: Crossings, passing: tuple[Ints, Ints], links: Sequence[Link]
-) -> tuple[GivenRoutes, SlackCrossings | None]:
-    """Return the ways of the classes of flows over one link for each class of links.
+def _make_class_shape(
+    crossings: Crossings, passing: tuple[Ints, Ints], widths: Floats
+) -> tuple[FlowShape, SlackCrossings | None]:
+    """Return a flow for each class of flows, over one link for each class of links.
 
     A class of flows that crosses links which take no part (``passing``: flow and link) has a link of its own there.
     """
-    widths = np.array([link.bandwidth_bytes_per_s for link in links])
     classes, firsts = np.unique(crossings.link_class, return_index=True)
     kept = classes >= 0
-    class_links = make_class_links(classes[kept].tolist(), widths[firsts[kept]])
-    routes, (flow, link) = _make_routes(crossings), passing
-    if not len(flow):
-        return GivenRoutes(class_links, routes), None
-    counted, number = np.unique(crossings.flow_class[flow], return_inverse=True)
-    first = len(class_links)
-    places = range(first, first + len(counted))
-    for place, one in zip(places, counted.tolist(), strict=True):
-        routes[name_ends(one)] += (place,)
-    class_links += make_class_links(places, np.full(len(counted), np.inf))
-    passed = SlackCrossings(link, number.reshape(-1).astype(np.int64) + first)
-    return GivenRoutes(class_links, routes), passed
+    links = make_class_links(classes[kept].tolist(), widths[firsts[kept]])
+    flow, link, times = crossings.count_classes()
+    passing_flow, passed_link = passing
+    counted, counter = np.unique(crossings.flow_class[passing_flow], return_inverse=True)
+    places = np.arange(len(links), len(links) + len(counted))
+    links += make_class_links(places.tolist(), np.full(len(counted), np.inf))
+    flow, link, times = (
+        np.concatenate(one) for one in ((flow, counted), (link, places), (times, np.ones_like(counted)))
+    )
+    order = np.lexsort((link, flow))
+    count = int(crossings.flow_class.max()) + 1
+    first_hops = count_up(np.bincount(flow, times, minlength=count))
+    routes = Routes(np.repeat(link[order], times[order]), first_hops)
+    shape = FlowShape(tuple(map(name_ends, range(count))), Router(links), routes)
+    return shape, SlackCrossings(passed_link, places[counter]) if len(counted) else None
 
 
 def _divide(
@@ -488,12 +476,13 @@ def _divide(
             places = np.broadcast_to(np.arange(bundle.pairs), numbers.shape[:2])
             numbers = np.concatenate([numbers, places[:, :, None]], axis=2)
         own = _number_rows(numbers.reshape(-1, numbers.shape[2]))
-        kinds.append(own.reshape(numbers.shape[:2])[bundle.ways.code].ravel() + kind)
+        kinds.append(own.reshape(numbers.shape[:2])[bundle.groups.code].ravel() + kind)
         kind += int(own.max()) + 1
         bundle.first = flow
-        lengths = bundle.ways.lengths
+        routes = bundle.groups.routes
+        lengths = np.diff(routes.first_hops)
         flows.append(np.repeat(flow + np.arange(len(lengths)), lengths))
-        hops.append(bundle.ways.hops)
+        hops.append(routes.hops)
         flow += len(lengths)
     widths = np.array([link.bandwidth_bytes_per_s for link in links], dtype=np.float64)
     flow_of, link_of = np.concatenate(flows), np.concatenate(hops)
@@ -503,12 +492,12 @@ def _divide(
         raise CannotFoldError("hardly any links carry the same")
     differences = _Differences()
     for bundle in bundles:
-        groups = len(bundle.ways.code)
+        groups = len(bundle.groups.code)
         last = bundle.first + groups * bundle.pairs
         classes = np.sort(found.flow_class[bundle.first : last].reshape(groups, -1), axis=1)
         if (classes != classes[0]).any():
             said, each = [row.tobytes() for row in classes], np.arange(groups)
-            differences.add(bundle.family, said, each, "", families[bundle.family].groups.tolist())
+            differences.add(bundle.family, said, each, "", families[bundle.family].groups)
     differences.check()
     return found, (flow_of[beside], link_of[beside])
 
@@ -519,26 +508,11 @@ def _number_rows(rows: Floats) -> Ints:
     return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
-def _make_routes(crossings: Crossings) -> dict[tuple[str, str], tuple[int, ...]]:
-    """Return the way of each class of flows over the classes of links."""
-    flow, link, times = crossings.count_classes()
-    order = np.lexsort((link, flow))
-    flow, link, times = flow[order], link[order], times[order]
-    firsts = count_up(np.bincount(flow, minlength=int(crossings.flow_class.max()) + 1))
-    hops, counts, ends = link.tolist(), times.tolist(), firsts.tolist()
-    routes = {}
-    for number, (first, last) in enumerate(pairwise(ends)):
-        route = [hops[i] for i in range(first, last) for _ in range(counts[i])]
-        routes[name_ends(number)] = tuple(route)
-    return routes
-
-
-def _fold_shape(bundle: _Bundle, crossings: Crossings, router: GivenRoutes) -> tuple[FlowShape, Ints]:
+def _fold_shape(bundle: _Bundle, crossings: Crossings, of_class: FlowShape) -> tuple[FlowShape, Ints]:
     """Return the shape of one flow for each class of the first group, and which flows they are."""
     classes = crossings.flow_class[bundle.first : bundle.first + bundle.pairs]
     kept = np.arange(bundle.pairs) if bundle.apart else np.sort(np.unique(classes, return_index=True)[1])
-    pairs = tuple(name_ends(number) for number in classes[kept].tolist())
-    return FlowShape(pairs, router), kept.astype(np.int64)
+    return of_class.choose(classes[kept]), kept.astype(np.int64)
 
 
 def _fold_plan(plan: Planned, shape: FlowShape, kept: Ints) -> Planned:
