@@ -14,9 +14,10 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -274,7 +275,7 @@ def build_links(content: Mapping[str, Any], ranks: int, file: str | Path) -> lis
     _check_ends(links, file, "links." if "links" in content else "topology, link ")
     links = _degrade_links(links, content, file)
     failed = {place for place, *_ in _find_listed(links, content, "failed_links", file)}
-    working = [link for place, link in enumerate(links) if place not in failed]
+    working = {link[:2]: None for place, link in enumerate(links) if place not in failed}
     _check_ranks(working, ranks, file, "links" if "links" in content else "topology")
     return links
 
@@ -297,8 +298,9 @@ def _find_listed(
 
     Raises PlatformError where a link does not exist.
     """
-    places = {(link.source, link.target): place for place, link in enumerate(links)}
-    for number, entry in enumerate(content.get(key, [])):
+    listed = content.get(key, [])
+    places = {(link.source, link.target): place for place, link in enumerate(links)} if listed else {}
+    for number, entry in enumerate(listed):
         for source, target in _list_ends(entry):
             if (source, target) not in places:
                 raise PlatformError(
@@ -324,7 +326,7 @@ def _degrade_links(links: list[Link], content: Mapping[str, Any], file: str | Pa
             )
         factors = _number(entry["factor"]), _number(entry.get("latency_factor", {"value": 1.0}))
         changed[place] = Link(*link[:2], *(one * by for one, by in zip(link[2:], factors, strict=True)))
-    kept = [changed.get(place, link) for place, link in enumerate(links)]
+    kept = [changed.get(place, link) for place, link in enumerate(links)] if changed else links
     return [link for link in kept if link.bandwidth_bytes_per_s > 0]
 
 
@@ -340,20 +342,17 @@ def _offer_link(links: list[Link], source: str, target: str) -> str:
 def _check_ends(links: list[Link], file: str | Path, place: str) -> None:
     """Refuse a link that a network could not simulate or would read two ways."""
     seen: set[tuple[str, str]] = set()
-    for number, link in enumerate(links):
-        ends = (link.source, link.target)
-        problem, fix = "", ""
-        if link.bandwidth_bytes_per_s < 1.0:
-            problem = f"{link.bandwidth_bytes_per_s} bytes/s from {link.source} to {link.target}"
+    for number, (source, target, bandwidth, _) in enumerate(links):
+        if bandwidth >= 1.0 and source != target and (source, target) not in seen:
+            seen.add((source, target))
+            continue
+        problem, fix = f"a second link from {source} to {target}", "write one link with the bandwidths added"
+        if bandwidth < 1.0:
+            problem = f"{bandwidth} bytes/s from {source} to {target}"
             fix = "write 1 byte/s or more, or list it under failed_links"
-        elif link.source == link.target:
-            problem, fix = f"joins {link.source} to itself", "leave it out"
-        elif ends in seen:
-            problem = f"a second link from {link.source} to {link.target}"
-            fix = "write one link with the bandwidths added"
-        if problem:
-            raise PlatformError(problem, file=file, place=f"{place}{number}", fix=fix)
-        seen.add(ends)
+        elif source == target:
+            problem, fix = f"joins {source} to itself", "leave it out"
+        raise PlatformError(problem, file=file, place=f"{place}{number}", fix=fix)
     for node in find_nodes(links):
         rank = read_rank(node)
         if rank >= 0 and node != name_rank_node(rank):
@@ -365,12 +364,12 @@ def _check_ends(links: list[Link], file: str | Path, place: str) -> None:
             )
 
 
-def _check_ranks(links: list[Link], ranks: int, file: str | Path, place: str) -> None:
-    """Refuse ranks without a link, and such as bytes cannot reach."""
+def _check_ranks(links: Collection[tuple[str, str]], ranks: int, file: str | Path, place: str) -> None:
+    """Refuse ranks without a link, and such as bytes cannot reach; ``links``: source and target of each that works."""
     if ranks == 1:
         return
     names = [name_rank_node(rank) for rank in range(ranks)]
-    nodes = set(find_nodes(links))
+    nodes = set(chain(*links))
     lonely = next((name for name in names if name not in nodes), None)
     if lonely:
         raise PlatformError(
@@ -379,10 +378,10 @@ def _check_ranks(links: list[Link], ranks: int, file: str | Path, place: str) ->
             place=place,
             fix=f"name the {ranks} ranks rank0 to rank{ranks - 1} and join each of them",
         )
-    forth = [link[:2] for link in links]
-    back = [(target, source) for source, target in forth]
-    for ways, words in ((forth, "from rank0 to {}"), (back, "from {} to rank0")):
-        reached = list_reached(ways, names[0])
+    back = [(target, source) for source, target in links]
+    one_way = any(ends not in links for ends in back)
+    for directed, words in ((links, "from rank0 to {}"), (back if one_way else (), "from {} to rank0")):
+        reached = list_reached(directed, names[0]) if directed else nodes
         cut_off = next((name for name in names if name not in reached), None)
         if cut_off:
             raise PlatformError(
@@ -432,12 +431,11 @@ def load_platform(name_or_path: str | Path, ranks: int | None = None) -> Platfor
     has no link or no route to another, or there are too few devices.
     """
     path = find_file(name_or_path)
+    if path.parent == SHIPPED:
+        return _load_shipped(path.stem, ranks)
     content = read_yaml(path, PlatformError)
-    if path.parent != SHIPPED:  # the shipped ones are validated by tests
-        validate_platform(content, path)
-        return _build(content, ranks, path)
-    links = _build_shipped_links(path.stem, _choose_ranks(content, ranks, path))
-    return _build(content, ranks, path, links)
+    validate_platform(content, path)
+    return _build(content, ranks, path)
 
 
 def write_content(content: dict[str, Any], path: str | Path) -> None:
@@ -472,21 +470,14 @@ def find_file(name_or_path: str | Path) -> Path:
     return SHIPPED / f"{text}.yaml"
 
 
-def _build_links(content: dict[str, Any], ranks: int, path: str | Path) -> tuple[Link, ...]:
-    links = build_links(content, ranks, path)
-    return tuple(Link(*link[:2], *map(float, link[2:])) for link in links)
-
-
 @lru_cache(maxsize=4)
-def _build_shipped_links(name: str, ranks: int) -> tuple[Link, ...]:
-    """Return the links of a shipped platform: the same objects for all who load as much of it."""
+def _load_shipped(name: str, ranks: int | None) -> Platform:
+    """Return a shipped platform, validated by tests: the same one, with its routes, for all who load as much of it."""
     path = SHIPPED / f"{name}.yaml"
-    return _build_links(read_yaml(path, PlatformError), ranks, path)
+    return _build(read_yaml(path, PlatformError), ranks, path)
 
 
-def _build(
-    content: dict[str, Any], ranks: int | None, path: str | Path, links: tuple[Link, ...] | None = None
-) -> Platform:
+def _build(content: dict[str, Any], ranks: int | None, path: str | Path) -> Platform:
     numbers = dict(walk_numbers(content))
     for place, entry in numbers.items():
         if not math.isfinite(entry.get("value", 0)):
@@ -495,13 +486,11 @@ def _build(
     sources = {place: entry["source"] for place, entry in numbers.items()}
     device, device_sources = _build_device(content["device"], path)
     unmeasured = [place for place, entry in numbers.items() if not entry.get("measured", True)]
-    if links is None:
-        links = _build_links(content, available, path)
     return Platform(
         name=content["name"],
         device=device,
         ranks=available if ranks is None else ranks,
-        links=links,
+        links=tuple(build_links(content, available, path)),
         communication_on_compute_stream=content.get("communication_on_compute_stream", False),
         host={key: _number(entry) for key, entry in content.get("host", {}).items()},
         collectives=content.get("collectives"),

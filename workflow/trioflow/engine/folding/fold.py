@@ -503,9 +503,13 @@ def _divide(
 
 
 def _number_rows(rows: Floats) -> Ints:
-    if (rows == rows[0]).all():
-        return np.zeros(len(rows), dtype=np.int64)
-    return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    """Return equal numbers for equal rows, in the order of rows compared from their first column on."""
+    numbers = np.zeros(len(rows), dtype=np.int64)
+    for column in rows.T:
+        if (column != column[0]).any():
+            values, value = np.unique(column, return_inverse=True)
+            numbers = np.unique(numbers * len(values) + value, return_inverse=True)[1]
+    return numbers
 
 
 def _fold_shape(bundle: _Bundle, crossings: Crossings, of_class: FlowShape) -> tuple[FlowShape, Ints]:
