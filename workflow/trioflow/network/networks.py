@@ -176,12 +176,11 @@ def find_slack(router: Router, is_end: Callable[[str], bool]) -> frozenset[int]:
         for node, side, other in ((source, graph.back, target), (target, graph.forth, source)):
             beside = slice(side.first[node], side.first[node + 1])
             measures = side.link[beside][side.far[beside] != other]
-            others = widths[measures].sum()
-            if kept[link] or not 0 < others <= widths[link] * (1 + _ROUNDING) or slack[measures].any():
-                continue
-            slack[link] = True
-            kept[measures] = True
-            break
+            wide = 0 < widths[measures].sum() <= widths[link] * (1 + _ROUNDING)
+            if wide and not kept[link] and not slack[measures].any():
+                slack[link] = True
+                kept[measures] = True
+                break
     return frozenset(np.flatnonzero(slack).tolist())
 
 

@@ -160,26 +160,15 @@ class Routes(NamedTuple):
 
 
 class _Stretches(NamedTuple):
-    """Ways without a choice from some nodes on, or back from them: a row for every node on them, itself first."""
+    """Ways without a choice from some nodes on, or back from them, to the next nodes with a choice."""
 
-    first: Ints  # where the rows of each node begin [nodes + 1]
-    node: Ints  # what is reached [rows]
+    first: Ints  # where the stretches of each node begin [nodes + 1]
+    owner: Ints  # whose each is [stretches]
+    node: Ints  # where each ends; a node with a choice itself [stretches]
     cost: Costs
-    links: Ints  # in the order of the route, -1 for none [rows, _LONGEST]
-    is_end: Flags  # whether there is a choice at what is reached [rows]
-    too_long: bool = False  # whether a node lies further from any choice than a stretch is long
-
-    def choose(self, rows: Flags) -> _Stretches:
-        """Return some of the rows."""
-        before = count_up(rows)[self.first]
-        return _Stretches(before, self.node[rows], self.cost[rows], self.links[rows], self.is_end[rows])
-
-    @property
-    def is_own(self) -> Flags:
-        """Which rows are the nodes themselves [rows]."""
-        own = np.zeros(len(self.node), dtype=bool)
-        own[self.first[:-1]] = True
-        return own
+    links: Ints  # in the order of the route, -1 for none [stretches, _LONGEST]
+    passed: Ints  # nodes that stretches lead over
+    too_long: bool  # whether a node lies further from any choice than a stretch is long
 
 
 class _Side:
@@ -230,30 +219,39 @@ class _Graph:
         ``beyond``: also those of nodes with a choice to the next such ones.
         """
         side = self.back if back else self.forth
-        of_node = np.arange(len(nodes))
-        none = np.full((len(nodes), _LONGEST), _NONE)
-        parts = [(of_node, nodes, np.zeros(len(nodes), np.complex128), none, ~self.passage[nodes])]
-        counts = np.where(self.passage[nodes] | beyond, side.first[nodes + 1] - side.first[nodes], 0)
-        place, owner = list_runs(side.first[nodes], counts), np.repeat(of_node, counts)
-        before, cost, links = nodes[owner], parts[0][2][owner], none[owner]
-        too_long = False
+        on = self.passage[nodes] | beyond
+        stay = self.stay(nodes)
+        parts = [(stay.owner[~on], nodes[~on], stay.cost[~on], stay.links[~on])]
+        owner, here, cost, links = stay.owner[on], nodes[on], stay.cost[on], stay.links[on]
+        before = np.full(len(here), _NONE)
+        passed = [here[:0]]
         for step in range(_LONGEST):
-            here, cost, links = side.far[place], cost + side.costs[place], links.copy()
-            links[:, _LONGEST - 1 - step if back else step] = side.link[place]
-            is_end = ~self.passage[here]
-            parts.append((owner, here, cost, links, is_end))
-            too_long |= bool((~is_end & ((here == nodes[owner]) | (step == _LONGEST - 1))).any())
             # A passage leads on over the one link that does not lead back.
-            counts = np.where(is_end, 0, side.first[here + 1] - side.first[here])
+            counts = side.first[here + 1] - side.first[here]
             row = np.repeat(np.arange(len(here)), counts)
             place = list_runs(side.first[here], counts)
-            on = side.far[place] != before[row]
-            row, place = row[on], place[on]
-            owner, before, cost, links = owner[row], here[row], cost[row], links[row]
-        owner, node, cost, links, is_end = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+            forward = side.far[place] != before[row]
+            row, place = row[forward], place[forward]
+            owner, before, cost, links = owner[row], here[row], cost[row] + side.costs[place], links[row]
+            here = side.far[place]
+            links[:, _LONGEST - 1 - step if back else step] = side.link[place]
+            on = self.passage[here]
+            parts.append((owner[~on], here[~on], cost[~on], links[~on]))
+            owner, here, before, cost, links = owner[on], here[on], before[on], cost[on], links[on]
+            passed.append(here)
+        owner, node = (np.concatenate([part[column] for part in parts]) for column in (0, 1))
+        cost, links = np.concatenate([part[2] for part in parts]), np.concatenate([part[3] for part in parts])
         rows = np.argsort(owner, kind="stable")
         first = count_up(np.bincount(owner, minlength=len(nodes)))
-        return _Stretches(first, node[rows], cost[rows], links[rows], is_end[rows], too_long)
+        too_long = len(here) > 0
+        return _Stretches(first, owner[rows], node[rows], cost[rows], links[rows], np.concatenate(passed), too_long)
+
+    def stay(self, nodes: Ints) -> _Stretches:
+        """Return the nodes themselves, as if each left a choice."""
+        count = len(nodes)
+        links = np.full((count, _LONGEST), _NONE)
+        costs = np.zeros(count, dtype=np.complex128)
+        return _Stretches(np.arange(count + 1), np.arange(count), nodes, costs, links, nodes[:0], False)
 
     def bound(self, end: Ints, start: Ints) -> Costs:
         """Return what no way from a node with a choice to another takes less than.
@@ -261,17 +259,17 @@ class _Graph:
         The cheaper of its first and its last stretch where one joins them, else both.
         """
         least, count = [], len(self.passage)
+        joined = np.zeros(len(end), dtype=bool)
         for nodes, back in ((end, False), (start, True)):
             different, place = np.unique(nodes, return_inverse=True)
             reached = self.follow(different, back, beyond=True)
-            onward = reached.is_end & ~reached.is_own
-            cost = np.where(onward, reached.cost, _ENDLESS)
-            least.append(np.minimum.reduceat(cost, reached.first[:-1])[place])
+            cost = np.full(len(different), _ENDLESS)
+            np.minimum.at(cost, reached.owner, reached.cost)
+            least.append(cost[place])
             if not back:
-                owner = np.repeat(different, np.diff(reached.first))
-                joined = np.isin(end * count + start, owner[onward] * count + reached.node[onward])
+                joined = np.isin(end * count + start, different[reached.owner] * count + reached.node)
         known = ~self.passage[end] & ~self.passage[start]
-        return np.where(known, np.where(joined, np.maximum(*least), sum(least)), 0)
+        return np.where(known, np.where(joined, np.maximum(*least), least[0] + least[1]), 0)
 
 
 class Router:
@@ -292,7 +290,7 @@ class Router:
     def __init__(self, links: Iterable[Link], routing: Routing | None = None) -> None:
         self.links = tuple(links)
         self._routing = Routing() if routing is None else routing
-        self._find = cache(self._find_one)
+        self._find = cache(lambda *pair: tuple(self.route_pairs([pair]).hops.tolist()))
         if self._routing.failed:
             known = {(link.source, link.target) for link in self.links}
             for source, target in sorted(self._routing.failed - known):
@@ -305,9 +303,6 @@ class Router:
     def route(self, source: str, target: str) -> tuple[int, ...]:
         """Return the numbers of the links between two nodes, in order; none to itself. SimulationError when none lead there."""
         return self._find(source, target)
-
-    def _find_one(self, source: str, target: str) -> tuple[int, ...]:
-        return tuple(self.route_pairs([(source, target)]).hops.tolist())
 
     @cached_property
     def capacities_bytes_per_s(self) -> NDArray[np.float64]:
@@ -326,17 +321,14 @@ class Router:
 
     def route_pairs(self, pairs: Sequence[tuple[str, str]]) -> Routes:
         """Return the routes of pairs of nodes, as ``route`` does of each."""
-        number = self.graph.number
-        numbers = [number.get(node, _NONE) for pair in pairs for node in pair]
-        ends = np.array(numbers, dtype=np.int64).reshape(-1, 2)
-        for place in np.flatnonzero((ends < 0).any(axis=1)).tolist():
-            source, target = pairs[place]
-            if source != target:
+        number, moving = self.graph.number, [pair for pair in pairs if pair[0] != pair[1]]
+        for source, target in moving:
+            if source not in number or target not in number:
                 raise SimulationError(self._explain(source, target))
-        moving = np.flatnonzero(ends[:, 0] != ends[:, 1])
-        hops, lengths = self._route(*ends[moving].T) if len(moving) else (ends[:0, 0], moving)
+        ends = np.array([(number[source], number[target]) for source, target in moving], dtype=np.int64).reshape(-1, 2)
+        hops, lengths = self._route(ends[:, 0], ends[:, 1]) if moving else (ends[:, 0], ends[:, 0])
         counts = np.zeros(len(pairs), dtype=np.int64)
-        counts[moving] = lengths
+        counts[[source != target for source, target in pairs]] = lengths
         return Routes(hops, count_up(counts))
 
     def _route(self, source: Ints, target: Ints) -> tuple[Ints, Ints]:
@@ -345,12 +337,13 @@ class Router:
         sources, from_ = np.unique(source, return_inverse=True)
         targets, to = np.unique(target, return_inverse=True)
         heads, tails = graph.follow(sources), graph.follow(targets, back=True)
-        if heads.too_long or tails.too_long:
-            heads, tails = (_end_at_once(one) for one in (heads, tails))
-        passing = np.isin(heads.node, targets) & ~heads.is_end & ~heads.is_own
-        heads = heads.choose(heads.is_end | passing)
-        tails = tails.choose(tails.is_end | (tails.is_own if passing.any() else False))
-        pair, head, tail = _combine(heads, tails, from_, to, target)
+        if heads.too_long or tails.too_long or np.isin(heads.passed, targets).any():
+            heads, tails = graph.stay(sources), graph.stay(targets)
+        of_source, of_target = np.diff(heads.first)[from_], np.diff(tails.first)[to]
+        pair = np.repeat(np.arange(len(source)), of_source * of_target)
+        place = list_runs(np.zeros(len(source), dtype=np.int64), of_source * of_target)
+        head = heads.first[from_[pair]] + place // of_target[pair]
+        tail = tails.first[to[pair]] + place % of_target[pair]
         base, end, start = heads.cost[head] + tails.cost[tail], heads.node[head], tails.node[tail]
         # Where they meet at once, others need no search, or a short one; then the shortest searches first.
         order = np.lexsort((-base.real, end != start, pair))
@@ -461,26 +454,3 @@ _Found = tuple[int, Sequence[int], int, Sequence[int]]
 def _count(cost: complex) -> float:
     """Return a cost as the one number that searches add up."""
     return math.inf if math.isinf(cost.real) else (int(cost.real) << _HOP_BITS) + int(cost.imag)
-
-
-def _end_at_once(stretches: _Stretches) -> _Stretches:
-    """Return only the nodes themselves, as if each left a choice."""
-    own = stretches.choose(stretches.is_own)
-    return own._replace(is_end=np.ones(len(own.node), dtype=bool))
-
-
-def _combine(heads: _Stretches, tails: _Stretches, source: Ints, target: Ints, node: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return pair and rows of each stretch from a source with each to its target, and of those that pass the target.
-
-    ``source`` and ``target``: whose stretches those of each pair are; ``node``: the target itself [pairs].
-    """
-    first, first_tail = heads.first[source], tails.first[target]
-    counts, tail_counts = heads.first[source + 1] - first, tails.first[target + 1] - first_tail
-    pair = np.repeat(np.arange(len(source)), counts * tail_counts)
-    place = list_runs(np.zeros_like(counts), counts * tail_counts)
-    head = first[pair] + place // tail_counts[pair]
-    tail = first_tail[pair] + place % tail_counts[pair]
-    # On the way from the source already: the target's own row is its first.
-    passed = ~heads.is_end[head] & (heads.node[head] == node[pair]) & (tails.node[tail] == node[pair])
-    rows = np.flatnonzero((heads.is_end[head] & tails.is_end[tail]) | passed)
-    return pair[rows], head[rows], tail[rows]
