@@ -111,7 +111,8 @@ def run_both(graph: TaskGraph, platform: Platform, network: str, **options: Any)
     planner = CollectivePlanner(platform, cost)
     if algorithms is not None:
         planner = MessagePlanner(platform, algorithms, make_run_alone(platform), cost)
-    program = build_program(graph, planner, ranks=RANKS, **options)
+    scale = options.pop("communication_scale", 1.0)
+    program = build_program(graph, planner, ranks=RANKS, **options).stretch(scale)
     if aggregate:
         program, _ = aggregate_program(program, NETWORKS[network](platform.links))
     said: list[Execution | str] = []

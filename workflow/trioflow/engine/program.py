@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import SimulationError
 from trioflow.base.runs import count_up
+from trioflow.hardware.machine import Platform
 from trioflow.network.collectives import CollectiveFlows, CollectivePlanner
 from trioflow.network.message_planner import CollectiveMessages, CollectiveRounds
 from trioflow.network.networks import NEVER_S
@@ -137,7 +138,7 @@ class Exchanges:
         return replace(self, plans=plans, durations_s=self.durations_s * factor)
 
 
-def make_exchanges(tasks: pd.DataFrame, planner: CollectivePlanner, scale: float) -> Exchanges:
+def make_exchanges(tasks: pd.DataFrame, planner: CollectivePlanner) -> Exchanges:
     """Join the tasks of one ``match_id`` into exchanges; ``planner`` is asked once for each different one.
 
     Raises SimulationError when members do not fit together, or there is neither a size nor durations.
@@ -154,7 +155,7 @@ def make_exchanges(tasks: pd.DataFrame, planner: CollectivePlanner, scale: float
     for match in firsts.tolist():
         collective, group = rows.read_group(match)
         try:
-            plan = planner.build(collective, rows.read_size(match), group).stretch(scale)
+            plan = planner.build(collective, rows.read_size(match), group)
         except SimulationError as problem:
             first, last = rows.first[match], rows.first[match + 1]
             waiting = [_name_task(row) for row in records(tasks.iloc[rows.task[first:last][:_SHOWN_TASKS]])]
@@ -163,7 +164,7 @@ def make_exchanges(tasks: pd.DataFrame, planner: CollectivePlanner, scale: float
         plans.append(plan)
         confidences.append((collective, len(group), plan.confidence))
     warnings = list(dict.fromkeys(plan.warning for plan in plans if plan.warning))
-    return rows.assemble(plans, plan_of, confidences, warnings, scale)
+    return rows.assemble(plans, plan_of, confidences, warnings)
 
 
 def _number(*columns: Ints) -> Ints:
@@ -224,12 +225,7 @@ class ExchangeRows:
         return plan_of, firsts.astype(np.int64)
 
     def assemble(
-        self,
-        plans: list[ExchangePlan],
-        plan_of: Ints,
-        confidences: list[tuple[str, int, str]],
-        warnings: list[str],
-        scale: float,
+        self, plans: list[ExchangePlan], plan_of: Ints, confidences: list[tuple[str, int, str]], warnings: list[str]
     ) -> Exchanges:
         """Return the exchanges of these matches, numbered as the matches are."""
         begin = self.first[:-1]
@@ -238,7 +234,7 @@ class ExchangeRows:
         timed = self.size[begin] == _NULL
         durations_s = np.zeros(len(begin))
         if timed.any():
-            durations_s[timed] = np.maximum.reduceat(self.duration_s, begin)[timed] * scale
+            durations_s[timed] = np.maximum.reduceat(self.duration_s, begin)[timed]
         return Exchanges(of_task, self.task, self.first, plans, plan_of, durations_s, confidences, warnings)
 
     def find_groups(self) -> Ints:
@@ -464,6 +460,10 @@ class Program:
         other.__dict__.update(known, durations_s=durations_s, exchanges=exchanges)
         return other
 
+    def stretch(self, factor: float) -> Program:
+        """Return it with communication that takes a factor as long; the links are made narrower by it elsewhere."""
+        return self if factor == 1 else self.change_times(self.durations_s, self.exchanges.stretch(factor))
+
     def list_predecessors(self) -> list[list[int]]:
         """Return, for each task, what it waits for; the one before it in its stream comes last."""
         found: list[list[int]] = [[] for _ in self.ranks]
@@ -510,7 +510,6 @@ def build_program(
     ranks: int,
     communication_on_compute_stream: bool = False,
     compute_scale: float | Sequence[float] = 1.0,
-    communication_scale: float = 1.0,
 ) -> Program:
     """Check a task graph and turn it into a program.
 
@@ -531,9 +530,8 @@ def build_program(
             "ranks; choose a larger platform or fewer ranks in the plan"
         )
     scales = _spread_scale(compute_scale, ranks)
-    check_scale(communication_scale, "communication_scale")
     streams, stream_names = _place_tasks(tasks, communication_on_compute_stream)
-    exchanges = planner if isinstance(planner, Exchanges) else make_exchanges(tasks, planner, communication_scale)
+    exchanges = planner if isinstance(planner, Exchanges) else make_exchanges(tasks, planner)
     waiting, awaited = collect_waits(graph, rank_of * len(stream_names) + streams)
     return Program(
         ranks=rank_of,
@@ -548,11 +546,24 @@ def build_program(
     )
 
 
-def change_case(program: Program, graph: TaskGraph, exchanges: Exchanges, case: Case, ranks: int) -> Program:
-    """Return a graph's program with another case's times and ``exchanges``; SimulationError for a scale not positive."""
-    scales = _spread_scale(case.compute_scale, ranks)
-    durations_s = _read_durations(graph.tasks, program.ranks, exchanges) * scales[program.ranks]
-    return program.change_times(durations_s, exchanges)
+def build_programs(
+    graph: TaskGraph, cases: Sequence[Case], planners: Sequence[CollectivePlanner | Exchanges], platform: Platform
+) -> list[Program]:
+    """Return a graph's program with the times of each case, as ``build_program``; ``planners``: those of the cases, or what they made."""
+    first = build_program(
+        graph,
+        planners[0],
+        ranks=platform.ranks,
+        compute_scale=cases[0].compute_scale,
+        communication_on_compute_stream=platform.communication_on_compute_stream,
+    )
+    programs = [first]
+    for case, planner in zip(cases[1:], planners[1:], strict=True):
+        exchanges = planner if isinstance(planner, Exchanges) else make_exchanges(graph.tasks, planner)
+        scales = _spread_scale(case.compute_scale, platform.ranks)
+        durations_s = _read_durations(graph.tasks, first.ranks, exchanges) * scales[first.ranks]
+        programs.append(first.change_times(durations_s, exchanges))
+    return programs
 
 
 def check_scale(scale: float, name: str) -> None:

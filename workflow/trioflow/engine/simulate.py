@@ -39,10 +39,8 @@ from trioflow.engine.program import (
     Floats,
     Ints,
     Program,
-    build_program,
-    change_case,
+    build_programs,
     check_scale,
-    make_exchanges,
 )
 from trioflow.engine.result import (
     Executed,
@@ -356,11 +354,6 @@ def prepare(
     ``unfolded_reason``: why identical ranks are not executed once where ``fold`` is False. ``make_network`` makes a new
     network of all links.
     """
-    options: dict[str, Any] = {
-        "ranks": platform.ranks,
-        "communication_on_compute_stream": platform.communication_on_compute_stream,
-        "communication_scale": communication_scale,
-    }
     graph_fold = graph.fold if isinstance(graph, FoldedTaskGraph) else None
     reason = UNKNOWN_RANKS if fold and graph_fold is None else unfolded_reason
     if fold and graph_fold is not None:
@@ -376,13 +369,8 @@ def prepare(
             reason = str(problem)
     if graph_fold is not None:
         check_expansion(graph_fold, reason)
-    first = cases[0]
-    program = build_program(graph, first.planner, compute_scale=first.compute_scale, **options)
-    programs = [program]
-    for case in cases[1:]:
-        exchanges = make_exchanges(graph.tasks, case.planner, communication_scale)
-        programs.append(change_case(program, graph, exchanges, case, platform.ranks))
-    return Prepared(programs, make_network, None, reason)
+    programs = build_programs(graph, cases, [case.planner for case in cases], platform)
+    return Prepared([one.stretch(communication_scale) for one in programs], make_network, None, reason)
 
 
 def _build_timeline(graph: TaskGraph, fold: Fold | None, program: Program, execution: Execution) -> pd.DataFrame:

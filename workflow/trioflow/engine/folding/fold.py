@@ -68,18 +68,7 @@ from trioflow.base.errors import SimulationError
 from trioflow.base.machine_memory import find_available_bytes
 from trioflow.base.runs import count_up
 from trioflow.base.units import format_bytes, format_count
-from trioflow.engine.program import (
-    Case,
-    ExchangePlan,
-    ExchangeRows,
-    Exchanges,
-    Floats,
-    Ints,
-    Program,
-    build_program,
-    change_case,
-    check_scale,
-)
+from trioflow.engine.program import Case, ExchangePlan, ExchangeRows, Exchanges, Floats, Ints, Program, build_programs
 from trioflow.hardware.machine import Link, Platform, narrow_links
 from trioflow.network.collectives import CollectiveFlows, CollectivePlanner
 from trioflow.network.message_planner import CollectiveMessages
@@ -546,12 +535,8 @@ class FoldedProgram:
     traffic: FoldedTraffic  # classes of flows and links
 
     def stretch(self, factor: float) -> FoldedProgram:
-        """Return it with communication that takes a factor as long: what is alike stays so. SimulationError when not positive."""
-        check_scale(factor, "communication_scale")
-        if factor == 1:
-            return self
-        programs = [p.change_times(p.durations_s, p.exchanges.stretch(factor)) for p in self.programs]
-        return FoldedProgram(self.fold, programs, self.traffic.narrow(factor))
+        """Return it with communication that takes a factor as long: what is alike stays so."""
+        return FoldedProgram(self.fold, [p.stretch(factor) for p in self.programs], self.traffic.narrow(factor))
 
     def make_network(self, kind: type[AnyNetwork], make_whole: Callable[[], AnyNetwork]) -> AnyNetwork:
         """Return an unused network of the classes of links, of the kind of the whole one."""
@@ -604,16 +589,7 @@ def fold_program(
             alike = np.zeros(fold.ranks, dtype=np.int64)
             fold = split_fold(fold, alike, difference.of_group)
             continue
-        program = build_program(
-            fold.graph,
-            exchanges[0],
-            ranks=platform.ranks,
-            compute_scale=cases[0].compute_scale,
-            communication_on_compute_stream=platform.communication_on_compute_stream,
-        )
-        others = zip(exchanges[1:], cases[1:], strict=True)
-        changed = [change_case(program, fold.graph, *other, platform.ranks) for other in others]
-        return FoldedProgram(fold, [program, *changed], traffic)
+        return FoldedProgram(fold, build_programs(fold.graph, cases, exchanges, platform), traffic)
     raise CannotFoldError(reason)
 
 
@@ -641,7 +617,7 @@ def _fold_exchanges(
             for (collective, _, family), plan in zip(asked, plans, strict=True)
         ]
         made: list[ExchangePlan] = list(plans)
-        exchanges.append(rows.assemble(made, plan_of, confidences, traffic.warnings, 1.0))
+        exchanges.append(rows.assemble(made, plan_of, confidences, traffic.warnings))
     return exchanges, traffic
 
 
