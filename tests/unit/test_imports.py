@@ -213,8 +213,10 @@ def test_an_answer_imports_nothing_that_it_does_not_need() -> None:
     libraries = {"torch", "torchvision", "sklearn", "seaborn", "matplotlib", "scipy", "numba", "networkx", "jsonschema"}
     assert not {name.partition(".")[0] for name in loaded} & libraries
     other = {place.rpartition(".")[0] for name, (_, place) in COMMANDS.items() if name != "simulate"}
-    other -= {"trioflow.cli.answer"}  # simulate describes a model as show does
+    other -= {"trioflow.cli.answer"}  # of memory and show too
     assert not loaded & other, "other subcommands"
+    unused = r"trioflow\.(costmodel\.fits|export|formats|report|sharded|trace\.(block|repeat|language\.make))\b|importlib\.metadata"
+    assert not [name for name in loaded if re.match(unused, name)]
 
 
 def test_only_scripts_that_run_models_need_torch() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError, TableError, TrioflowError
-from trioflow.cli.collectives import add_fit_collectives
+from trioflow.cli.fit import add_fit_collectives
 from trioflow.costmodel.collectives.model import COLLECTIVES, SAMPLE_COLUMNS, wire_factor
 from trioflow.costmodel.collectives.platform import (
     METHODS,

@@ -23,7 +23,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow import tables
-from trioflow.base import plugins
 from trioflow.base.errors import InputError, PlatformError, TableError
 from trioflow.cli import main
 from trioflow.costmodel.features import (
@@ -465,7 +464,7 @@ def register(monkeypatch: pytest.MonkeyPatch, *values: str) -> None:
         assert wanted["group"] == ENTRY_POINTS
         return metadata.EntryPoints(found).select(**wanted)
 
-    monkeypatch.setattr(plugins, "entry_points", entry_points)
+    monkeypatch.setattr(metadata, "entry_points", entry_points)
 
 
 def test_registered_model_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,21 +4,20 @@ The latter stand in ``data/base/plugins.tsv``, so that what does not need them d
 """
 
 from collections.abc import Callable, Iterable
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trioflow.base.errors import InputError, suggest
 from trioflow.base.provenance import read_own_table
 
-
-@cache
-def _own_entries() -> tuple[EntryPoint, ...]:
-    return tuple(EntryPoint(row["name"], row["value"], row["group"]) for row in read_own_table("base/plugins"))
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
-def _find_entries(group: str) -> list[EntryPoint]:
-    return [*(entry for entry in _own_entries() if entry.group == group), *entry_points(group=group)]
+def _find_entries(group: str) -> "list[EntryPoint]":
+    from importlib import metadata  # slow to import, and few answers ask for a name that is not trioflow's own
+
+    rows = [row for row in read_own_table("base/plugins") if row["group"] == group]
+    return [*(metadata.EntryPoint(**row) for row in rows), *metadata.entry_points(group=group)]
 
 
 def list_plugins(group: str, known: Iterable[str] = ()) -> list[str]:

@@ -1,14 +1,11 @@
-"""What ``trioflow simulate`` and ``memory`` answer, what ``show`` says of a trace and ``fit`` learns from several."""
+"""What ``trioflow simulate`` and ``memory`` answer, and what ``show`` says of a trace."""
 
 import argparse
-import json
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from trioflow import tables
 from trioflow.base.errors import InputError, how_to_install
@@ -30,7 +27,6 @@ from trioflow.cli.choices import (
 from trioflow.cli.output import (
     EXPLAIN,
     HTML,
-    JSON,
     add_command,
     check_output,
     format_facts,
@@ -43,9 +39,7 @@ from trioflow.cli.output import (
 )
 from trioflow.costmodel.device_times import write_operator_times
 from trioflow.costmodel.features import classify
-from trioflow.costmodel.fits.operators import AUTO, METHOD_NAMES, fit_named_model
 from trioflow.engine.compiled.run import has_numba
-from trioflow.export.step_files import can_count_links, write_step
 from trioflow.hardware.machine import Device
 from trioflow.parallel.memory.peak import DOUBTED, LIKELY, count_wanted, describe_probability, find_fullest
 from trioflow.prediction.answer import Prediction, describe_memory
@@ -53,10 +47,13 @@ from trioflow.prediction.assembly import predict
 from trioflow.prediction.breakdown import DEPTH, HOUR_S, WAYS, Faults, describe_run
 from trioflow.prediction.fitting import LARGEST, answer_memory, find_largest, split_memory
 from trioflow.prediction.step import STEP_WORDS, Options
-from trioflow.tables import PHASES, records
+from trioflow.tables import PHASES
 from trioflow.trace.facts import Facts
 from trioflow.trace.language.sizes import COMPILE, EAGER, FLASH_ATTN, GRADIENTS, LAYERS, LIGER, read_language_model
-from trioflow.trace.store import MOST_UNNAMED, Trace, describe_step, find_operators, load_trace, summarise_trace
+from trioflow.trace.store import MOST_UNNAMED, Trace, describe_step, load_trace, summarise_trace
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _FUSED = {
     EAGER: "PyTorch's operators one by one (eager)",
@@ -170,44 +167,6 @@ def run_show(options: argparse.Namespace) -> None:
     print(format_table(head, rows, left=2, drop_empty=True))
 
 
-def _run_fit(options: argparse.Namespace) -> None:
-    """Fit a model, write it, and print how well it predicts what it did not see."""
-    traces = [load_trace(name) for name in options.traces]
-    model, diagnostics = fit_named_model(traces, options.method)
-    model.save(options.output, inputs=[find_operators(n) for n in options.traces])
-    rows = records(diagnostics.sort_values("time_share", ascending=False))
-    low, high = model.step_interval()
-    if options.json:
-        print(json.dumps({"model": options.output, "step_interval": [low, high], "classes": rows}))
-        return
-    print(
-        format_table(
-            ("class", "phase", "driver", "operators", "time share", "R2", "held-out sum", "held-out each"),
-            [
-                (
-                    row["operator_class"],
-                    row["phase"],
-                    row["driver"],
-                    str(row["operators"]),
-                    f"{row['time_share']:.1%}",
-                    _optional(row["r_squared"], ".3f"),
-                    _optional(row["held_out_error"], "+.1%"),
-                    _optional(row["held_out_absolute_error"], ".1%"),
-                )
-                for row in rows
-            ],
-            left=3,
-        )
-    )
-    print(
-        f"\n80 % of left-out steps lie between {low:.2f} and {high:.2f} of their prediction\nwritten: {options.output}"
-    )
-
-
-def _optional(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
 def add_show(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``show``."""
     add_command(
@@ -238,27 +197,6 @@ def add_show(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_fit(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand ``fit``."""
-    add_command(
-        parser,
-        _run_fit,
-        {
-            "": (
-                ("traces", "TRACE", "folders of traces of one device", {"nargs": "+"}),
-                (
-                    "--method",
-                    "NAME",
-                    f"{', '.join(METHOD_NAMES)}, or one that a package registers (default: {AUTO})",
-                    {"default": AUTO},
-                ),
-                ("-o --output", "MODEL", "JSON file to write", {"required": True}),
-            )
-        },
-        JSON,
-    )
-
-
 _MINUTE_S = 60.0
 _UNITS = {
     "time_s": (("days", 86400.0), ("hours", HOUR_S), ("minutes", _MINUTE_S)),
@@ -273,8 +211,11 @@ PERFETTO_ENDINGS = (".json", ".json.gz")
 def predict_options(options: argparse.Namespace, *, record_links: bool = False) -> Prediction:
     """Return the prediction that a command line asks for; with the links' rates, where the network has them."""
     plan, platform, assumed = read_options(options)
-    recorded = replace(assumed, record_links=record_links and can_count_links(assumed.network))
-    return predict(options.trace, plan, platform, batch=options.batch, options=recorded)
+    if record_links:
+        from trioflow.export.step_files import can_count_links
+
+        assumed = replace(assumed, record_links=can_count_links(assumed.network))
+    return predict(options.trace, plan, platform, batch=options.batch, options=assumed)
 
 
 def write_timeline(prediction: Prediction, path: str) -> None:
@@ -282,6 +223,8 @@ def write_timeline(prediction: Prediction, path: str) -> None:
     if path.endswith(".parquet"):
         tables.write_table(prediction.timeline, "timeline", path)
     else:
+        from trioflow.export.step_files import write_step
+
         write_step(prediction, path)
 
 
@@ -535,16 +478,16 @@ def _check_outputs(options: argparse.Namespace) -> None:
     check_output("--timeline", options.timeline, (".parquet", *PERFETTO_ENDINGS))
 
 
-def _format_breakdown(breakdown: pd.DataFrame, step_time_s: float) -> str:
+def _format_breakdown(breakdown: "pd.DataFrame", step_time_s: float) -> str:
     """Return a breakdown as text, times with their share of the step."""
 
     def share(time_s: float | None) -> str:
-        if time_s is None or pd.isna(time_s):
+        if time_s is None:
             return "-"
         return f"{format_time(time_s)} {time_s / step_time_s:6.1%}" if step_time_s else "-"
 
     def size(value: int | None) -> str:
-        return "-" if value is None or pd.isna(value) or not value else format_bytes(value)
+        return format_bytes(value) if value else "-"
 
     rows = [
         (

@@ -17,12 +17,11 @@ from trioflow.network.across_nodes import INTER_NODE, open_platform
 from trioflow.network.algorithms.catalogue import list_algorithm_words, read_algorithms
 from trioflow.network.message_planner import Chunks
 from trioflow.network.networks import DEFAULT_NETWORK, NETWORKS
-from trioflow.parallel.plan import NAMED, choose_plan, make_plan, read_plan
+from trioflow.parallel.plan import AS_TRACED, NAMED, choose_plan, make_plan, read_plan
 from trioflow.parallel.schedules.table import TRAIN, Schedule
 from trioflow.prediction.assembly import cut_micro_batches, find_model
 from trioflow.prediction.step import STEP_WORDS, check_factor
 from trioflow.prediction.step import Options as Assumptions
-from trioflow.sharded.as_traced import AS_TRACED
 from trioflow.trace.language.read import find_configuration
 from trioflow.trace.language.sizes import Configuration
 from trioflow.trace.store import load_trace

@@ -1,14 +1,11 @@
-"""``trioflow collective``: one collective; ``trioflow fit-collectives``: a platform's from logs."""
+"""``trioflow collective``: how long one collective takes."""
 
 import argparse
 from dataclasses import replace
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
-from trioflow import __version__
 from trioflow.base.errors import InputError, suggest
-from trioflow.base.provenance import digest_file
 from trioflow.base.units import format_bytes, format_time
 from trioflow.cli.choices import (
     NETWORK,
@@ -19,18 +16,10 @@ from trioflow.cli.choices import (
     spell_network,
 )
 from trioflow.cli.output import add_command, list_forms, print_warnings, write_output
-from trioflow.costmodel.collectives.model import COLLECTIVES, SHIFT, wire_factor
-from trioflow.costmodel.collectives.platform import (
-    METHODS,
-    NcclMachine,
-    PlatformCollectives,
-    load_constants,
-    recognise_device,
-)
-from trioflow.costmodel.fits.collectives import fit_platform_collectives
+from trioflow.costmodel.collectives.model import COLLECTIVES, SHIFT
+from trioflow.costmodel.collectives.platform import METHODS, PlatformCollectives
 from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate, simulate_interval
-from trioflow.formats.nccl_tests import PROGRAMS, import_nccl_tests
 from trioflow.hardware.machine import Platform
 from trioflow.network.across_nodes import LEAST_STEP, describe_inter_node, measures_a_node, open_platform
 from trioflow.network.algorithms.catalogue import spell_algorithm
@@ -39,13 +28,6 @@ from trioflow.network.message_planner import WHOLE
 from trioflow.parallel.task_graph import TaskGraphBuilder
 from trioflow.prediction.assembly import choose_collectives, doubt_collectives
 from trioflow.prediction.step import Options
-
-EXAMPLE = """example:
-  all_reduce_perf -b 1K -e 1G -f 2 -g 8 | tee all_reduce_perf.log
-  trioflow fit-collectives all_reduce_perf.log --platform our-h100 -o collectives.json
-  trioflow collective all_reduce --bytes 25e6 --ranks 8 --platform h100x8-nvlink --collectives collectives.json
-"""
-
 
 _MOST_BYTES = 10**15
 """Of a rank's buffer: a thousand times more than any memory."""
@@ -190,73 +172,3 @@ def _summarize(
             *result.summary.warnings,
         ],
     }
-
-
-def add_fit_collectives(parser: argparse.ArgumentParser) -> None:
-    """Add the parser of ``trioflow fit-collectives``."""
-    programs = sorted(PROGRAMS.values())
-    add_command(
-        parser,
-        _run_fit_collectives,
-        {
-            "": (
-                ("logs", "LOG", "output of all_reduce_perf and its like", {"nargs": "+"}),
-                ("--platform", "NAME", "name of what was measured", {"required": True}),
-                ("-o --output", "MODEL", "JSON file to write", {"required": True}),
-            ),
-            "what a log does not say (an error names what is missing)": (
-                ("--ranks", (int, "N"), "ranks of the group"),
-                ("--collective", programs, f"operation: {', '.join(programs)}", {"metavar": "OP"}),
-                ("--nccl", "VERSION", "version of NCCL, such as 2.21.5"),
-                ("--gpu", "NAME", "the GPU, as its driver names it"),
-                ("--ranks-per-node", (int, "N"), "GPUs of a node (default: 8, or more where a log has more)"),
-            ),
-        },
-        epilog=EXAMPLE,
-    )
-
-
-def _run_fit_collectives(options: argparse.Namespace) -> None:
-    """Read the logs, fit, write the model and say what it holds."""
-    library = f"NCCL {options.nccl}" if options.nccl else None
-    samples = import_nccl_tests(options.logs, options.platform, options.ranks, options.collective, library)
-    libraries = sorted(set(samples["library"]))
-    if len(libraries) > 1:
-        raise InputError(f"logs of several versions: {', '.join(libraries)}", fix="fit a model for each")
-    within = samples[samples["nodes"] == 1]
-    rates = [
-        wire_factor(name, int(ranks)) * size / (time_ns * 1e-9)
-        for name, ranks, size, time_ns in (within if len(within) else samples)[
-            ["collective", "ranks", "message_bytes", "time_ns"]
-        ].itertuples(index=False)
-    ]
-    gpu = options.gpu or samples.attrs["device"]
-    known = recognise_device(gpu)
-    machine = NcclMachine(known.generation, "nvlink", max(rates), known.in_switch_reduction)
-    if known.links:
-        link = load_constants(libraries[0])["link_gb_per_s"][known.link] * 1e9
-        if max(rates) > link:  # otherwise no NVLink joins the ranks
-            machine = replace(machine, bus_bytes_per_s=known.links * link)
-        else:
-            machine = replace(machine, hop="pci", in_switch_reduction=False)
-    seen = max(n // m for n, m in zip(samples["ranks"], samples["nodes"], strict=True))
-    ranks_per_node = options.ranks_per_node or max(int(seen), machine.ranks_per_node)
-    machine = replace(machine, ranks_per_node=ranks_per_node)
-    model = fit_platform_collectives(
-        samples,
-        options.platform,
-        libraries[0],
-        machine,
-        f"nccl-tests on {gpu or 'an unnamed GPU'}",
-        {"trioflow_version": __version__, "inputs": {Path(log).name: digest_file(log) for log in options.logs}},
-    )
-    model.save(options.output)
-    for (collective, ranks, nodes), curve in sorted(model.curves.items()):
-        size = float(curve.message_bytes[-1])
-        rate = wire_factor(collective, ranks) * size / float(curve.time_s[-1])
-        place = f"{ranks} ranks" + (f" of {nodes} nodes" if nodes > 1 else "")
-        print(
-            f"{collective} on {place}: {len(curve.time_s)} sizes, {format_bytes(rate)}/s bus "
-            f"bandwidth at {format_bytes(size)}"
-        )
-    print(f"{libraries[0]} on {options.platform}; written: {options.output}")

@@ -40,6 +40,8 @@ NAMED = ("single", "dp", "ddp", *TENSOR, *SHARDED, *SCHEDULES)
 """Named plans; the pipelines are called as their schedules, sharded data parallelism as its sharding."""
 
 
+AS_TRACED = "as-traced"
+"""Name of the plan of a graph of what traced ranks did."""
 PLAN_GROUP = "trioflow.plans"
 """Entry points of other packages' plans: functions of a number of ranks that return a ``Plan``."""
 

@@ -19,7 +19,7 @@ from trioflow.network.across_nodes import describe_inter_node, has_several_nodes
 from trioflow.network.collectives import CollectiveCost, LinkCollectives, scale_to_links
 from trioflow.parallel.extrapolate import extrapolate, release_sends
 from trioflow.parallel.model_graph import ModelGraph
-from trioflow.parallel.plan import choose_plan, cut_batch, read_stages
+from trioflow.parallel.plan import AS_TRACED, choose_plan, cut_batch, read_stages
 from trioflow.parallel.reference import silence_messages
 from trioflow.parallel.schedules.table import TRAIN
 from trioflow.parallel.splits.pipeline import BALANCES
@@ -163,7 +163,7 @@ def _prepare_traced(traces: Traces, plan: Plan, platform: Platform, options: Opt
     """Put together what the ranks of a traced run do, on as many ranks as the plan has."""
     loaded = [silence_messages(trace) for trace in load_traces(traces)]
     times = time_operators(loaded, platform.device.described, options)
-    build = load_plugin(GRAPH_GROUP, "as-traced", what="builder of task graphs")
+    build = load_plugin(GRAPH_GROUP, AS_TRACED, what="builder of task graphs")
     graph = build(times.traces, ranks=plan.ranks, host=platform.host)
     return join_step(graph, times, platform, options)
 

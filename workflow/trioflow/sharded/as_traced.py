@@ -14,13 +14,11 @@ from trioflow.base.units import ns_to_s
 from trioflow.costmodel.device_times import PREDICTED, find_launch_s, host_times, mention_launches, times_interval
 from trioflow.costmodel.uncertainty import ALONE, COLLECTIVES, combine_intervals, least_half_width
 from trioflow.parallel.extrapolate import phase_times, repeat_interval
-from trioflow.parallel.plan import make_plan
+from trioflow.parallel.plan import AS_TRACED, make_plan
 from trioflow.parallel.task_graph import Family, Fold, FoldedTaskGraph, GraphMetadata, TaskGraph, TaskGraphBuilder
 from trioflow.trace.facts import POINT_TO_POINT, Facts
 from trioflow.trace.store import Trace
 
-AS_TRACED = "as-traced"
-"""Name of the plan of such a graph."""
 _FULL_BUFFERS = ("all_reduce", "broadcast", "reduce")
 """Collectives whose buffer does not depend on how many ranks there are."""
 

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
@@ -226,6 +225,8 @@ def find_cache_folder() -> Path | None:
     """
     if not has_numba():
         return None
+    from importlib import metadata
+
     base = os.environ.get("NUMBA_CACHE_DIR")
     if not base:
         home = os.environ.get("XDG_CACHE_HOME")

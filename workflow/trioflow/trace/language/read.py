@@ -15,7 +15,6 @@ from trioflow.base.plugins import load_plugins
 from trioflow.base.precision_recipes import DEFAULT_RECIPE
 from trioflow.base.provenance import read_table
 from trioflow.base.yaml_files import parse_yaml
-from trioflow.trace.language.make import make_network_trace, make_trace
 from trioflow.trace.language.sizes import Configuration, ConfigurationFile, LanguageModel, LanguageStep, Network
 from trioflow.trace.store import Trace
 
@@ -81,6 +80,8 @@ def trace_of(found: Configuration | Network, asked: Mapping[str, Any], precision
     A sequence that nobody gives is the model's usual one, and ``sequence_assumed`` in the facts; a recipe that nobody
     gives is ``precision``, and ``precision_assumed``. Raises InputError as ``make_trace``.
     """
+    from trioflow.trace.language.make import make_network_trace, make_trace  # a recorded trace needs neither
+
     asked = {name: value for name, value in asked.items() if value is not None}
     if isinstance(found, Network):
         return make_network_trace(found, asked)
