@@ -8,12 +8,10 @@ import pytest
 from fuzz import SHARE
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trioflow.costmodel.choices import list_models
 from trioflow.costmodel.device_times import choose_operator_model
 from trioflow.costmodel.features import FEATURES, resize_batch
-from trioflow.costmodel.files import SHIPPED_MODELS
 from trioflow.costmodel.operators.curves import FORMS, Curve
-from trioflow.costmodel.operators.model import OperatorCostModel, Resizing, load_operator_model, rescale_rows
+from trioflow.costmodel.operators.model import OperatorCostModel, Resizing, load_shipped_models, rescale_rows
 from trioflow.hardware.machine import load_device
 from trioflow.trace.store import load_trace
 
@@ -30,7 +28,7 @@ ROUNDING = 1e-3
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, OperatorCostModel]:
-    return {p.parent.name: load_operator_model(p) for p in list_models() if SHIPPED_MODELS in p.parents}
+    return load_shipped_models()
 
 
 @pytest.fixture(scope="module")

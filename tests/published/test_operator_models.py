@@ -13,9 +13,10 @@ from refitted import assert_refitted
 from trioflow import tables
 from trioflow.base.provenance import read_json
 from trioflow.costmodel.features import resize_batch
+from trioflow.costmodel.files import SHIPPED_MODELS
 from trioflow.costmodel.fits.operators import DeviceData, fit_device_data
 from trioflow.costmodel.operators.curves import sized_rows
-from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model, shipped_operator_models
+from trioflow.costmodel.operators.model import OperatorCostModel, load_shipped_models
 from trioflow.datasets.catalogue import MODEL_TABLES
 from trioflow.report.scores import score_cases
 from trioflow_evaluation.fits.operator_baselines import ProportionalModel
@@ -47,23 +48,21 @@ def devices(mirror):
 
 @pytest.mark.slow
 def test_rebuilt_models_are_those_that_ship(mirror, tmp_path):
-    shipped = shipped_operator_models()
-    assert set(shipped) == DEVICES
+    assert {name for name, model in load_shipped_models().items() if model.method == "shipped"} == DEVICES
     for path in build_operator_models(mirror, tmp_path):
-        assert_refitted(read_json(path), read_json(shipped[path.parent.name]))
+        assert_refitted(read_json(path), read_json(SHIPPED_MODELS / path.parent.name / path.name))
 
 
 def test_every_number_has_a_source():
-    for path in shipped_operator_models().values():
-        facts = read_json(path)["facts"]
+    for name in DEVICES:
+        facts = load_shipped_models()[name].facts
         assert len(facts["sources"]) >= 18
         assert all(len(digest) == 16 for digest in facts["sources"].values())
         assert facts["basis"] == "whole workloads left out"
 
 
 def test_every_published_trace_finds_its_model(devices):
-    known = {load_operator_model(path).device_name for path in shipped_operator_models().values()}
-    assert set(devices) == known
+    assert set(devices) == {load_shipped_models()[name].device_name for name in DEVICES}
 
 
 def test_sizes_at_another_batch_are_those_of_its_table(devices):

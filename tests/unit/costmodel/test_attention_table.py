@@ -7,9 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError
-from trioflow.costmodel.choices import list_models
 from trioflow.costmodel.device_times import choose_operator_model, find_mask
-from trioflow.costmodel.operators.model import load_operator_model
+from trioflow.costmodel.operators.model import load_shipped_models
 from trioflow.costmodel.operators.precision import (
     BACKWARD_FLOP,
     BACKWARD_SHARES,
@@ -161,7 +160,7 @@ def test_the_interval_holds_published_ratios_and_determinism_makes_the_gradient_
 
 @pytest.fixture(scope="module")
 def models():
-    return {path.parent.name: load_operator_model(path) for path in list_models()}
+    return load_shipped_models()
 
 
 def test_a_step_in_bf16_takes_the_tables_attention(models):

@@ -13,12 +13,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError
-from trioflow.costmodel.choices import list_models
 from trioflow.costmodel.device_times import PREDICTED, choose_operator_model, time_trace, times_interval
 from trioflow.costmodel.fits.operators import fit_device_model
 from trioflow.costmodel.new_gpu.carry import derive_operator_model
 from trioflow.costmodel.operators.curves import sized_rows
-from trioflow.costmodel.operators.model import load_operator_model, roofline_times, shipped_operator_models
+from trioflow.costmodel.operators.model import load_shipped_models, roofline_times
 from trioflow.costmodel.operators.precision import (
     class_precision,
     in_precision,
@@ -343,7 +342,7 @@ def test_extrapolated_sizes_stay_inside_the_sheets_bounds():
 
 
 def shipped():
-    return {path.parent.name: load_operator_model(path) for path in list_models()}
+    return load_shipped_models()
 
 
 @pytest.fixture(scope="module")
@@ -382,7 +381,7 @@ def test_a_step_longer_than_its_operators_is_one_factor(tiny):
 
 
 def test_an_anchored_model_takes_the_timer_off_after_rescaling(tiny):
-    base = load_operator_model(shipped_operator_models()["h100-sxm"])
+    base = load_shipped_models()["h100-sxm"]
     model = AnchoredModel(base, StepAnchor(2e-6, 1.5))
     operators = tiny.operators
     for told, alone in (
@@ -398,7 +397,7 @@ def test_an_anchored_model_takes_the_timer_off_after_rescaling(tiny):
 def test_every_way_to_anchor_tells_its_own_step_but_none(tiny):
     total = float(tiny.operators["device_ns"].sum()) * 1e-9
     trace = with_step(tiny, 0.9 * total, 1e-6)
-    base = load_operator_model(shipped_operator_models()["h100-sxm"])
+    base = load_shipped_models()["h100-sxm"]
     told = judge_anchors(trace, trace, base, trace.operators)
     assert told["timer"] == pytest.approx(told["measured_s"])
     assert told["ratio"] == pytest.approx(told["measured_s"])
@@ -408,7 +407,7 @@ def test_every_way_to_anchor_tells_its_own_step_but_none(tiny):
 def test_a_step_is_extrapolated_within_its_anchor_and_says_so(tiny):
     total = float(tiny.operators["device_ns"].sum()) * 1e-9
     trace = with_step(tiny, 0.8 * total, 1e-6)
-    base = load_operator_model(shipped_operator_models()["h100-sxm"])
+    base = load_shipped_models()["h100-sxm"]
     plan = named_plan("single", 1)
     compute_s = {}
     for way in ANCHOR_WAYS:

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -190,6 +190,17 @@ def test_prepared_times_and_a_platform_as_an_object_are_taken_as_they_are():
     times = choose_times([load_trace(TRACE)], machine.device.name, None, None)
     found, named = predict(times, plan, machine), predict(TRACE, plan, PLATFORM)
     assert same(found.to_dict()) == same(named.to_dict())
+
+
+def test_models_in_the_current_folder_count_for_this_machine_alone(tmp_path, monkeypatch):
+    """They were measured on it; nobody else named them."""
+    file = tmp_path / "results/cost_models/this-machine/operators.json"
+    write_json(file, {"kind": "something else"})
+    monkeypatch.chdir(tmp_path)
+    platform = load_named_platform("cpu2-gloo", 2)
+    assert predict("gpt2-tiny-b8", "ddp", platform, ranks=2).step.cost_model.startswith("cpu2-gloo")
+    with pytest.raises(InputError, match="not an operator cost model"):
+        predict("gpt2-tiny-b8", "ddp", replace(platform, name="this-machine"), ranks=2)
 
 
 def test_a_step_without_memory_is_the_same_step():

@@ -253,7 +253,9 @@ def _cut_micro_batches(plan: Plan, options: argparse.Namespace) -> Plan:
     return (
         plan
         if settled or options.last_batch
-        else cut_micro_batches(options.trace, plan, options.batch, options.micro_batch, options.mode or TRAIN)
+        else cut_micro_batches(
+            find_model(options.trace), plan, options.batch, options.micro_batch, options.mode or TRAIN
+        )
     )
 
 
@@ -315,10 +317,9 @@ def apply_configuration(options: argparse.Namespace) -> None:
     does not divide. Raises PlanError when the ranks do not make the file's degrees.
     """
     settled = list_given(options, ("megatron", "as_traced", "plan", "schedule_file", *DEGREES))
-    name = find_model(options.trace) if options.trace and not settled else None
-    launch = None if name is None else find_configuration(name)
+    launch = find_model(options.trace) if options.trace and not settled else None
     if isinstance(launch, Configuration) and launch.degrees:
-        options.megatron, options.trace = str(name), []
+        options.megatron, options.trace = options.trace[0], []
     if options.megatron is None:
         if not options.trace:
             raise InputError("no TRACE was given", fix="name one, such as llama-3.1-8b")
@@ -327,7 +328,7 @@ def apply_configuration(options: argparse.Namespace) -> None:
         apply_gpus(options)
     if options.trace or options.plan:
         raise InputError("--megatron gives the model and the plan", fix="leave TRACE and --plan out")
-    found = find_configuration(options.megatron)
+    found = launch or find_configuration(options.megatron)
     if not isinstance(found, Configuration):
         raise InputError(
             "no configuration of a decoder that trioflow builds, nor of its plan"

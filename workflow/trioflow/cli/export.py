@@ -1,6 +1,7 @@
 """``trioflow export``: task graphs, timelines and traces in other tools' formats."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from trioflow.base.plan_row import SCHEDULES
 from trioflow.cli.answer import PERFETTO_ENDINGS, predict_options, write_timeline
 from trioflow.cli.choices import COLLECTIVES, add_plan_arguments, read_options
 from trioflow.cli.output import add_command, add_subcommand, check_output, print_warnings
+from trioflow.costmodel.choices import find_own_model
 from trioflow.export.chakra import leave_host, size_trace, write_chakra
 from trioflow.export.rank_files import write_kineto, write_nccl_log
 from trioflow.export.triosim import write_triosim
@@ -80,6 +82,7 @@ def _output(metavar: str, text: str) -> tuple[Any, ...]:
 def _run_export_chakra(options: argparse.Namespace) -> None:
     """Build a plan's task graph and write it for every rank."""
     plan, platform, assumed = read_options(options)
+    assumed = replace(assumed, cost_model=assumed.cost_model or find_own_model(platform))
     times = time_operators(options.trace, platform.device.described, assumed)
     host = platform.host_of(plan, times.traces[0].facts.recipe.framework)
     graph = build_graph(times, plan, batch=options.batch, host=host, options=assumed)

@@ -26,7 +26,6 @@ from trioflow.prediction.assembly import find_model
 from trioflow.prediction.fitting import split_memory
 from trioflow.prediction.step import STEP_WORDS
 from trioflow.sweeps.best_plans import BestPlans, plan
-from trioflow.trace.language.read import find_configuration
 from trioflow.trace.language.sizes import Configuration
 
 _PARTS = {
@@ -130,7 +129,7 @@ def _run_plan(options: argparse.Namespace) -> None:
 
 def _compare_own(options: argparse.Namespace, best: Mapping[str, Any]) -> None:
     """Print what the plan of a launch configuration takes, where the model is one; nothing for another model."""
-    launch = find_configuration(options.model) if find_model(options.model) else None
+    launch = find_model(options.model)
     if not isinstance(launch, Configuration) or not launch.degrees:
         return
     asked = options.build_parser(["simulate"]).parse_args(["simulate", options.model, "--gpus", options.gpus])

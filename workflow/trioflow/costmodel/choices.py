@@ -10,7 +10,7 @@ from trioflow.costmodel.collectives.model import NODES_FILE, CollectiveCostModel
 from trioflow.costmodel.collectives.platform import KIND, PlatformCollectives, load_platform_collectives
 from trioflow.costmodel.device_times import DeviceTimes, load_overrides, prepare_device_times
 from trioflow.costmodel.files import SHIPPED_MODELS
-from trioflow.costmodel.operators.model import load_operator_model
+from trioflow.costmodel.operators.model import load_operator_model, load_shipped_models
 from trioflow.hardware.machine import Device, DeviceSheet, Platform, list_fitting
 from trioflow.hardware.platform import list_platforms, load_platform
 from trioflow.trace.store import Trace
@@ -137,29 +137,27 @@ def choose_times(
 ) -> DeviceTimes:
     """Return the traces with a device's times, and the operator model for it.
 
-    ``cost_model``: a file or a shipped model's name; by default chosen
-    among this folder's own and those that ship. ``override``: a file of operator times. Raises as
+    ``cost_model``: a file, a shipped model's name or ``this-machine`` as measured in this folder; by default chosen among
+    those that ship. ``override``: a file of operator times. Raises as
     ``prepare_device_times``, and InputError when a file holds no model or no times.
     """
     overrides = load_overrides(override) if override else None
     named = str(cost_model or "")
-    if named:
-        models = {named: load_operator_model(find_model(named))}
-    else:
-        models = {path.parent.name: load_operator_model(path) for path in list_models()}
+    models = {named: load_operator_model(find_model(named))} if named else load_shipped_models()
     return prepare_device_times(traces, device, models, overrides=overrides)
 
 
-def list_models() -> list[Path]:
-    """Return the operator models to choose from: this folder's own, then those that ship."""
-    here = MEASURED / "cost_models" / THIS_MACHINE / "operators.json"
-    paths = [here, *sorted(SHIPPED_MODELS.glob("*/operators.json"))]
-    return [path for path in paths if path.exists()]
+_OWN = MEASURED / "cost_models" / THIS_MACHINE / "operators.json"
+
+
+def find_own_model(platform: Platform) -> str | None:
+    """Return ``this-machine``, as for ``choose_times``, of that platform where its operators were measured in this folder."""
+    return THIS_MACHINE if platform.name == THIS_MACHINE and _OWN.exists() else None
 
 
 def find_model(name: str) -> Path:
-    """Return the file of an operator model by path or shipped name; InputError where neither exists."""
-    shipped = SHIPPED_MODELS / name / "operators.json"
+    """Return the file of an operator model by path or shipped name, or as measured here; InputError where there is none."""
+    shipped = _OWN if name == THIS_MACHINE else SHIPPED_MODELS / name / "operators.json"
     if "/" not in name and shipped.exists():
         return shipped
     if not Path(name).exists():

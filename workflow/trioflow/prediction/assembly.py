@@ -10,7 +10,8 @@ from trioflow.base.derived import derived
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.plugins import load_plugin
-from trioflow.costmodel.choices import MEASURED, choose_times, find_collectives, load_collectives
+from trioflow.base.precision_recipes import DEFAULT_RECIPE
+from trioflow.costmodel.choices import MEASURED, choose_times, find_collectives, find_own_model, load_collectives
 from trioflow.costmodel.collectives.platform import PlatformCollectives
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.hardware.machine import Device, DeviceSheet, Platform
@@ -38,13 +39,17 @@ from trioflow.prediction.step import (
     read_session,
     scale_operators,
 )
-from trioflow.trace.store import Trace, is_decoder, is_model, load_trace, refuse_step
+from trioflow.trace import store
+from trioflow.trace.language.sizes import Configuration, Network
+from trioflow.trace.store import Trace, language_models, load_trace, refuse_step
 
 if TYPE_CHECKING:
     from trioflow.prediction.keywords import Keywords
 
-Traces = str | Path | Trace | DeviceTimes | Sequence[str | Path | Trace]
-"""What a prediction starts from: a trace or its name, several of one workload at other batches, or
+Model = Configuration | Network
+"""What traces are made of: a language model, or another library's network."""
+Traces = str | Path | Trace | Model | DeviceTimes | Sequence[str | Path | Trace]
+"""What a prediction starts from: a trace or its name, several of one workload at other batches, a model, or
 traces that have the device's times already, with their cost model."""
 
 
@@ -73,20 +78,21 @@ def predict(
     ``precision="megatron-bf16"``.
     """
     made, chosen = read_keywords(plan, ranks, options, changes)
+    model = find_model(traces)
     if not (isinstance(plan, Plan) or changes.keys() & {"accumulate", "micro_batches"} or chosen.last_batch):
-        made = cut_micro_batches(traces, made, batch, mode=chosen.mode)
-    return predict_step(prepare_step(traces, made, platform, batch=batch, options=chosen))
+        made = cut_micro_batches(model, made, batch, mode=chosen.mode)
+    return predict_step(prepare_step(model or traces, made, platform, batch=batch, options=chosen))
 
 
 def cut_micro_batches(
-    traces: Traces, plan: Plan, batch: int | None, samples: int | None = None, mode: str = TRAIN
+    model: Model | None, plan: Plan, batch: int | None, samples: int | None = None, mode: str = TRAIN
 ) -> Plan:
     """Return a plan with micro-batches of so many samples; by default of one for a decoder that trains under a plan that takes that.
 
+    ``model``: what `find_model` returns.
     Raises PlanError where the batch does not divide into those that were asked for.
     """
-    model = find_model(traces)
-    if batch is None or (samples is None and (mode != TRAIN or model is None or not is_decoder(model))):
+    if batch is None or (samples is None and (mode != TRAIN or not isinstance(model, Configuration))):
         return plan
     try:
         return cut_batch(plan, batch, samples or 1)
@@ -127,6 +133,7 @@ def prepare_step(
     check_instance("plan", plan, Plan, "make one by trioflow.named_plan or trioflow.make_plan")
     batch = batch if batch is None else check_argument("batch", batch, "int")
     platform = open_platform(platform, plan.ranks, **options.inter_node)
+    options = replace(options, cost_model=options.cost_model or find_own_model(platform))
     if options.as_traced:
         return _prepare_traced(traces, plan, platform, options)
     if not isinstance(traces, DeviceTimes):
@@ -232,15 +239,18 @@ def _open_models(traces: Traces, plan: Plan, batch: int | None, options: Options
     if model is None:
         return load_traces(traces, **options.language_step, fixed=True), batch
     samples = 1 if batch is None else count_samples(plan, batch)
-    trace = load_trace(model, plan.usual_precision, batch=samples, **options.language_step)
+    step = {"batch": samples, **options.language_step}
+    trace: Trace = language_models().trace_of(model, step, plan.usual_precision)
     return trace, samples * plan.data * plan.pieces if batch is None else batch
 
 
-def find_model(traces: Traces) -> str | Path | None:
-    """Return the language model that traces are to be made of, by name or configuration; None for any others."""
+def find_model(traces: Traces) -> Model | None:
+    """Return the model that traces are to be made of, by name or configuration; None for traces that are there."""
     if isinstance(traces, Sequence) and not isinstance(traces, str) and len(traces) == 1:
         traces = traces[0]
-    return traces if isinstance(traces, str | Path) and is_model(traces) else None
+    if isinstance(traces, str | Path):
+        return store.find_model(traces)
+    return traces if isinstance(traces, Model) else None
 
 
 def count_samples(plan: Plan, batch: int) -> int:
@@ -257,6 +267,8 @@ def load_traces(traces: Traces, *, fixed: bool = False, **step: Any) -> list[Tra
     """
     if isinstance(traces, DeviceTimes):
         return traces.traces
+    if isinstance(traces, Model):
+        return [language_models().trace_of(traces, step, step.pop("usual_precision", DEFAULT_RECIPE))]
     several = [traces] if isinstance(traces, str | Path | Trace) else traces
     if not several:
         raise InputError("no traces", fix="give one trace or more")

@@ -7,7 +7,7 @@ from trioflow.base.provenance import read_json, read_table
 from trioflow.base.units import format_time
 from trioflow.costmodel.choices import find_collectives
 from trioflow.costmodel.device_times import measured_chips
-from trioflow.costmodel.operators.model import shipped_operator_models
+from trioflow.costmodel.operators.model import load_shipped_models
 from trioflow.hardware.machine import Platform, is_processor
 from trioflow.hardware.platform import list_platforms, load_platform
 from trioflow.trace.language.read import TABLE
@@ -77,7 +77,7 @@ def platforms() -> pd.DataFrame:
 def _describe_operators(platform: Platform) -> str:
     """Return what the times of operators on a platform's device rest on."""
     sheet = platform.device.sheet
-    if sheet is None or is_processor(platform.device.name) or sheet.name in shipped_operator_models():
+    if sheet is None or is_processor(platform.device.name) or sheet.name in load_shipped_models():
         return "measured"
     return "measured in part" if sheet.chip in measured_chips() else "transferred from other GPUs"
 

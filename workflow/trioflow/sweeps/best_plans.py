@@ -18,7 +18,6 @@ from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import find_model, predict
 from trioflow.prediction.step import STEP_WORDS, Options
 from trioflow.sweeps.search import SearchResult, Watch, search
-from trioflow.trace.language.read import find_configuration
 from trioflow.trace.language.sizes import BLOCKS, Configuration
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ def plan(
     inter_node: dict[str, Any] = {key: step.get(key) for key in INTER_NODE}
     machine = open_platform(name, ranks, **inter_node)
     machine = replace(machine, device=machine.device.keep_free(memory_margin))
-    found_model = find_configuration(model) if find_model(model) else None
+    found_model = find_model(model)
     configuration = found_model if isinstance(found_model, Configuration) else None
     assumed: dict[str, Any] = {} if name == machine.name else {"platform": machine.name}
     if configuration is not None:

@@ -18,6 +18,7 @@ from trioflow.base.arguments import check_argument, check_names, show_fields
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.units import format_apart
+from trioflow.costmodel.choices import find_own_model
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.engine.result import CONFIDENCES
 from trioflow.hardware.machine import Platform
@@ -452,9 +453,10 @@ class _Search:
         watch: Watch,
         drawn: Options,
     ) -> None:
-        self.workshop, self.machine, self.models = workshop, machine, models
+        self.workshop, self.machine = workshop, machine
+        self.models = (models[0] or find_own_model(machine) or "", models[1])
         self.trace = trace
-        self.times = times = workshop.time_operators(trace, machine.device.described, *models)
+        self.times = times = workshop.time_operators(trace, machine.device.described, *self.models)
         self.batch, self.watch = batch, watch
         self.most_tried, self.tried = FURTHER * top, 0
         self.options = drawn

@@ -20,6 +20,7 @@ from trioflow.base.derived import Derives, derived
 from trioflow.base.errors import InputError, TrioflowError, spell_keywords
 from trioflow.base.experiments import Plan
 from trioflow.base.units import format_apart, format_time
+from trioflow.costmodel.choices import find_own_model
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.engine.compiled.run import is_repaid
 from trioflow.hardware.machine import DeviceSheet, Platform
@@ -193,9 +194,9 @@ class Workshop(Derives):
     def predict(self, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the row of a scenario, number ``number`` in the column ``scenario``: ``tables.SWEEP_RESULTS``."""
         name = str(values["trace"])
-        model = find_model(self.trace_files.get(name, name))
         # A file that cannot be read is the sweep's fault, not a scenario's.
-        workload = str(model) if model else self.load_traces(name)[0].facts.workload
+        model = find_model(self.trace_files.get(name, name))
+        workload = name if model else self.load_traces(name)[0].facts.workload
         self.load_platform(values["platform"], 1)
         row: dict[str, Any] = {
             "scenario": number,
@@ -215,8 +216,7 @@ class Workshop(Derives):
             facts = self.load_traces(trace)[0].facts
             batch = resolve_batch(values, plan, facts.batch)
             if not (values["micro_batches"] or values["accumulate"] > 1 or options.last_batch):
-                files = self.trace_files.get(trace, trace)
-                plan = cut_micro_batches(files, plan, batch, values["micro_batch"] or None, options.mode)
+                plan = cut_micro_batches(model, plan, batch, values["micro_batch"] or None, options.mode)
             row |= {name: getattr(plan, name) for name in PLAN_COLUMNS}
             row |= {"ranks": plan.ranks, "batch": batch, "samples": batch // plan.data, "workload": facts.workload}
             return row | self._simulate(values, trace, options, plan, batch)
@@ -231,7 +231,8 @@ class Workshop(Derives):
         """Return what a scenario comes to."""
         platform = self.load_platform(values["platform"], plan.ranks, **options.inter_node)
         key = [trace, *(values[name] for name in ("cost_model", "override", *OF_GRAPH))]
-        times = self.time_operators(trace, platform.device.described, key[1], key[2], count_samples(plan, batch))
+        model = key[1] or find_own_model(platform) or ""
+        times = self.time_operators(trace, platform.device.described, model, key[2], count_samples(plan, batch))
         digest, graph = self.build_graph(times, key, plan, batch, platform, options)
         step = self.prepare(
             times,

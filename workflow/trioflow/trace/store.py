@@ -27,7 +27,7 @@ from itertools import chain
 from math import prod
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import pandas as pd
@@ -42,6 +42,9 @@ from trioflow.base.provenance import atomic_path, digest_file, read_json, write_
 from trioflow.base.units import format_bytes, format_time, ns_to_s
 from trioflow.tables import PHASES
 from trioflow.trace.facts import DIGESTS, STEP_TIME_SOURCES, UNTIMED, Facts, check_facts
+
+if TYPE_CHECKING:
+    from trioflow.trace.language.sizes import Configuration, Network
 
 _MOST_OF_STEP = 2.0
 """Device time of compute over the step's own time; a device computes one instant once."""
@@ -528,11 +531,9 @@ def load_trace(folder: str | Path, usual_precision: str = DEFAULT_RECIPE, **step
     breaks its schema. Raises InputError when a configuration is invalid, or something is asked of a
     trace that only a model has.
     """
-    path = find_trace(folder)
-    if not (path / "trace.json").exists():
-        configuration = language_models().find_configuration(folder)
-        if configuration is not None:
-            return cast("Trace", language_models().trace_of(configuration, step, usual_precision))
+    path, model = find_trace(folder), find_model(folder)
+    if model is not None:
+        return cast("Trace", language_models().trace_of(model, step, usual_precision))
     if path.exists():
         refuse_step(step, str(folder))
     if path.is_file():
@@ -636,16 +637,11 @@ def language_models() -> ModuleType:
     return import_module(f"{__package__}.language.read")
 
 
-def is_model(name: str | Path) -> bool:
-    """Return whether a name or path stands for a language model; InputError where it is one that is not built."""
+def find_model(name: str | Path) -> Configuration | Network | None:
+    """Return the model that a name or path stands for, None for a trace; InputError where it is one that is not built."""
     if (find_trace(name) / "trace.json").exists():
-        return False
-    return language_models().find_configuration(name) is not None
-
-
-def is_decoder(name: str | Path) -> bool:
-    """Return whether a model's name or path stands for a decoder of ``trace.language``, not for another library's network."""
-    return isinstance(language_models().find_configuration(name), language_models().Configuration)
+        return None
+    return cast("Configuration | Network | None", language_models().find_configuration(name))
 
 
 _PACKAGE = Path(__file__).parent.parent

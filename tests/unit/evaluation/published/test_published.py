@@ -19,7 +19,7 @@ from test_report_page import Page
 from trioflow import tables
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.experiments import load_imports
-from trioflow.costmodel.operators.model import load_operator_model, shipped_operator_models
+from trioflow.costmodel.operators.model import load_shipped_models
 from trioflow.hardware.machine import load_device
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.report.attribution import CAUSES
@@ -472,7 +472,7 @@ def test_a_data_sheet_adds_work_over_peak_and_bytes_over_bandwidth():
 
 
 def test_what_is_predicted_is_upkeep(tiny):
-    base = load_operator_model(shipped_operator_models()["h100-sxm"])
+    base = load_shipped_models()["h100-sxm"]
     model = UpkeepModel(base, 3.0)
     told, alone = model.predict(tiny.operators), base.predict(tiny.operators)
     assert told["time_s"].to_numpy() == pytest.approx(3 * alone["time_s"].to_numpy())

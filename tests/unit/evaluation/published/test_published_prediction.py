@@ -6,7 +6,7 @@ import pytest
 from trioflow.costmodel.collectives.platform import load_platform_collectives
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.costmodel.files import SHIPPED_MODELS
-from trioflow.costmodel.operators.model import load_operator_model, shipped_operator_models
+from trioflow.costmodel.operators.model import load_shipped_models
 from trioflow.hardware.platform import load_platform
 from trioflow.report.attribution import CHANGES, ScaledCollectives, Settings, explain_cases
 from trioflow.trace.store import Trace, load_trace
@@ -38,7 +38,7 @@ def make_case(plan: str = "ddp", ranks: int = 4, batch: int = 32, **facts: objec
         "throughput of nothing",
         "",
     )
-    model = load_operator_model(shipped_operator_models()["h100-sxm"])
+    model = load_shipped_models()["h100-sxm"]
     collectives = load_platform_collectives(SHIPPED_MODELS / "h100x8-nvlink/collectives.json")
     times = DeviceTimes([trace], model, "h100-sxm")
     return PreparedCase(row, times, load_platform("h100x8-nvlink", ranks), collectives, BAND)

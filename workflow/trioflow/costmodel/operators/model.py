@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow.base.errors import InputError, TableError
-from trioflow.base.provenance import read_json, stamp, write_json
+from trioflow.base.provenance import stamp, write_json
 from trioflow.costmodel.features import FEATURES, Floats, base_class, feature_matrix
 from trioflow.costmodel.files import SHIPPED_MODELS, from_json, read_content, to_json
 from trioflow.costmodel.new_gpu.rules import CARRY_OVER, TENSOR_CLASSES, device_rates, roofline_s
@@ -430,11 +430,8 @@ def _model(content: dict[str, Any]) -> OperatorCostModel:
     )
 
 
-def shipped_operator_models() -> dict[str, Path]:
-    """Return the shipped models of GPUs by the name of the device's sheet."""
-    found = {}
-    for path in sorted(SHIPPED_MODELS.glob("*/operators.json")):
-        content = read_json(path)
-        if content.get("kind") == KIND and content.get("method") == "shipped":
-            found[path.parent.name] = path
-    return found
+@cache
+def load_shipped_models() -> dict[str, OperatorCostModel]:
+    """Return the models that ship, a GPU's by the name of its sheet."""
+    paths = sorted(SHIPPED_MODELS.glob("*/operators.json"))
+    return {path.parent.name: load_operator_model(path) for path in paths}

@@ -50,11 +50,10 @@ from trioflow.costmodel.operators.curves import NOTHING_S, Curve, Flags, sized_r
 from trioflow.costmodel.operators.model import (
     OperatorCostModel,
     RowTimes,
-    load_operator_model,
+    load_shipped_models,
     rescale_rows,
     resize_rows,
     roofline_times,
-    shipped_operator_models,
     with_times,
 )
 from trioflow.costmodel.operators.products import PRODUCT_CLASSES, PRODUCTS, work_matrix
@@ -614,10 +613,9 @@ def in_precision(
 @cache
 def measured_convolutions() -> OperatorCostModel | None:
     """Return the shipped model whose convolutions were measured on tensor cores; None without one."""
-    for path in shipped_operator_models().values():
-        model = load_operator_model(path)
+    for model in load_shipped_models().values():
         precision = class_precision(model, "convolution")
-        if precision and find_device(model.device_name, own=False).runs_on_tensor_cores(precision):
+        if precision and model.sheet and model.sheet.runs_on_tensor_cores(precision):
             return model
     return None
 

@@ -35,12 +35,7 @@ def find_configuration(name: str | Path) -> Configuration | Network | None:
         path = path / _HUGGINGFACE
     if path.is_file() and path.suffix in (".json", TOML, *YAML, *TEXT):
         return parse_configuration(read_text(path, InputError, LARGEST_JSON_BYTES), str(path))
-    model = None if path.exists() else published_models().get(_plain_name(str(name)))
-    if model is None:
-        return None
-    row = next(row for row in read_table(TABLE) if row["name"] == model.name)
-    notes = (f"{row['left_out']} is not built, and left out",) if row["left_out"] else ()
-    return Configuration(model, notes=notes, max_positions=int(row["max_positions"]))
+    return None if path.exists() else _read_published().get(_plain_name(str(name)))
 
 
 def _plain_name(name: str) -> str:
@@ -101,17 +96,23 @@ TABLE = Path(__file__).parent.parent.parent / "data" / "language_models.tsv"
 be from it, where the sizes stand, and what of the model is not built; ``max_positions``: of its config.json."""
 
 
-@cache
 def published_models() -> dict[str, LanguageModel]:
     """Return the models that are known by name."""
+    return {name: one.model for name, one in _read_published().items()}
+
+
+@cache
+def _read_published() -> dict[str, Configuration]:
     return {row["name"]: _read_row(row) for row in read_table(TABLE)}
 
 
-def _read_row(row: dict[str, str]) -> LanguageModel:
+def _read_row(row: dict[str, str]) -> Configuration:
     readers: dict[str, Any] = {"int": int, "float": float, "bool": lambda text: text == "true"}
     values = {
         field.name: readers.get(getattr(field.type, "__name__", str(field.type)), str)(row[field.name])
         for field in fields(LanguageModel)
         if field.name in row
     }
-    return LanguageModel(**values).check(str(TABLE.name))
+    notes = (f"{row['left_out']} is not built, and left out",) if row["left_out"] else ()
+    model = LanguageModel(**values).check(str(TABLE.name))
+    return Configuration(model, notes=notes, max_positions=int(row["max_positions"]))
