@@ -4,6 +4,8 @@ Measured time is stored as integer nanoseconds and computed with as float
 seconds; sizes are bytes and prefixes are decimal. No other module converts.
 """
 
+from collections.abc import Sequence
+
 NS_PER_S = 1_000_000_000
 _NS_PER_MS = 1_000_000
 NS_PER_US = 1_000
@@ -42,23 +44,22 @@ _MOST_DIGITS = 12
 """Of a size that another one nearly equals."""
 
 
+def _scale(value: float, units: Sequence[tuple[float, str]], digits: int = 3) -> str:
+    """Write a value in the first of the units, the largest first, that it reaches, else in the last."""
+    size, unit = next((one for one in units if abs(value) >= one[0]), units[-1])
+    return f"{value / size:.{digits}g} {unit}"
+
+
 def format_time(time_s: float) -> str:
     """Write a time [s] with three significant digits and a readable unit; zero is ``0 s``."""
     time_s = float(f"{time_s:.3g}")  # rounding up may reach the next unit
-    if not time_s:
-        return "0 s"
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if abs(time_s) >= scale:
-            return f"{time_s / scale:.3g} {unit}"
-    return f"{time_s / 1e-9:.3g} ns"
+    return _scale(time_s, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))) if time_s else "0 s"
 
 
 def format_bytes(size_bytes: float, digits: int = 3) -> str:
     """Write a size [bytes] with some significant digits and a decimal prefix."""
-    for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if abs(size_bytes) >= scale:
-            return f"{size_bytes / scale:.{digits}g} {unit}"
-    return f"{size_bytes:.0f} B"
+    prefixes = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+    return _scale(size_bytes, prefixes, digits) if abs(size_bytes) >= 1e3 else f"{size_bytes:.0f} B"
 
 
 def format_apart(size_bytes: float, other_bytes: float) -> tuple[str, str]:
@@ -73,7 +74,4 @@ def format_apart(size_bytes: float, other_bytes: float) -> tuple[str, str]:
 
 def format_count(count: float) -> str:
     """Write a plain count (operations, say) with a decimal prefix."""
-    for scale, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(count) >= scale:
-            return f"{count / scale:.3g} {unit}"
-    return f"{count:.3g} "
+    return _scale(count, ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "")))

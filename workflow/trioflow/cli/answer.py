@@ -68,22 +68,25 @@ _FUSED = {
 
 def describe_model(facts: Facts) -> str:
     """Return the sizes of a language model and of its samples; empty for another trace."""
-    language = read_language_model(facts)
-    if language is None or facts.language_model is None:
+    language, step = read_language_model(facts), facts.language_model
+    if language is None or step is None:
         return ""
     recipe = choose_recipe(str(facts.precision_recipe or facts.precision)).describe()
-    recipe += " (default: --precision)" * bool(facts.language_model.get("precision_assumed"))
-    attention = "deterministic " * bool(facts.language_model.get("deterministic"))
-    attention += facts.language_model["attention"]
-    fused = _FUSED[str(facts.language_model.get("fusion", EAGER))]
-    if facts.language_model.get("cuda_graphs"):
-        fused += ", a CUDA graph for each block and direction"
-    trained = facts.language_model.get("trained_parameters")
-    if trained is not None:
-        lora = facts.language_model["lora"]
-        fused += f"; {f'LoRA of rank {lora}: ' if lora else ''}{trained / 1e6:.4g} M parameters train"
-    default = " (default: --sequence)" * bool(facts.language_model.get("sequence_assumed"))
-    return f"{language[0].describe()}; sequence {language[1]}{default}, {recipe}, {attention} attention, {fused}"
+    trained, lora = step.get("trained_parameters"), step.get("lora")
+    return "".join(
+        [
+            f"{language[0].describe()}; sequence {language[1]}",
+            " (default: --sequence)" * bool(step.get("sequence_assumed")),
+            f", {recipe}",
+            " (default: --precision)" * bool(step.get("precision_assumed")),
+            ", deterministic " if step.get("deterministic") else ", ",
+            f"{step['attention']} attention, {_FUSED[str(step.get('fusion', EAGER))]}",
+            ", a CUDA graph for each block and direction" * bool(step.get("cuda_graphs")),
+            ""
+            if trained is None
+            else f"; {f'LoRA of rank {lora}: ' if lora else ''}{trained / 1e6:.4g} M parameters train",
+        ]
+    )
 
 
 def describe_trace(trace: Trace) -> dict[str, Any]:
@@ -397,11 +400,11 @@ def _describe_cost(answer: Mapping[str, Any], currency: str) -> str:
     if not run:
         return ""
     unit, size = choose_unit("time_s", run)
-    digits = 0 if run["gpu_hours"] >= 10 else 2
-    text = f"{run['tokens']:.3g} tokens: {run['time_s'] / size:,.1f} {unit}, {run['gpu_hours']:,.{digits}f} GPU-hours"
+    hours = run["gpu_hours"]
+    text = f"{run['tokens']:.3g} tokens: {run['time_s'] / size:,.1f} {unit}, {hours:,.{0 if hours >= 10 else 2}f} GPU-hours"
     if "cost" in run:
-        price = run["cost"] / run["gpu_hours"]
-        text += f", {currency}{format_count(run['cost']).replace(' ', '')} at {currency}{price:.2f}/GPU-hour"
+        cost = format_count(run["cost"]).replace(" ", "")
+        text += f", {currency}{cost} at {currency}{run['cost'] / hours:.2f}/GPU-hour"
     if "goodput" in run:
         text += (
             f" ({run['goodput']:.1%} of it kept: a failure every {run['mtbf_s'] / HOUR_S:,.1f} h, state saved every"

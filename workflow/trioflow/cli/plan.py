@@ -283,19 +283,17 @@ def _describe_limits(answer: Mapping[str, Any]) -> list[str]:
 
 def _describe_assumed(best: BestPlans, answer: Mapping[str, Any]) -> str:
     """Return what was taken where nothing was given, and how to change it."""
-    assumed, parts = answer["assumed"], []
-    if "platform" in assumed:
-        parts.append(f"{assumed['platform']} ({best.prediction.step.platform.device.name})")
-    if "sequence" in answer["best"]:
-        default = " (--sequence)" * ("sequence" in assumed)
-        parts.append(f"sequence {answer['best']['sequence']:,}{default}")
-    default = " (--batch)" * ("batch" in assumed)
-    tokens = answer["best"].get("tokens_per_step")
-    parts.append(f"batch {answer['batch']}" + (f" = {_shorten(tokens)} tokens per step" if tokens else "") + default)
-    if "precision" in answer["best"]:
-        parts.append(f"{answer['best']['precision']} (--precision)")
-    if "tokens" in assumed:
-        parts.append(f"a run of {_shorten(assumed['tokens'])} tokens (--tokens)")
-    if "power_w" in assumed and "run" in answer["shown"][0]:
-        parts.append(f"{assumed['power_w']:.0f} W per GPU (--power-w)")
-    return ", ".join(parts)
+    assumed, step = answer["assumed"], answer["best"]
+    sequence, batch = (f" (--{name})" * (name in assumed) for name in ("sequence", "batch"))
+    tokens = step.get("tokens_per_step")
+    parts = [
+        f"{assumed['platform']} ({best.prediction.step.platform.device.name})" if "platform" in assumed else "",
+        f"sequence {step['sequence']:,}{sequence}" if "sequence" in step else "",
+        f"batch {answer['batch']}" + (f" = {_shorten(tokens)} tokens per step" if tokens else "") + batch,
+        f"{step['precision']} (--precision)" if "precision" in step else "",
+        f"a run of {_shorten(assumed['tokens'])} tokens (--tokens)" if "tokens" in assumed else "",
+        f"{assumed['power_w']:.0f} W per GPU (--power-w)"
+        if "power_w" in assumed and "run" in answer["shown"][0]
+        else "",
+    ]
+    return ", ".join(filter(None, parts))

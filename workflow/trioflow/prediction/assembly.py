@@ -363,21 +363,21 @@ def _list_doubts(
     graph: TaskGraph, platform: Platform, collectives: CollectiveCost | None, options: Options
 ) -> list[str]:
     """Return what was never measured of links, collectives and host, where the step needs it."""
-    sheet = platform.device.sheet
-    doubts: list[Any] = sheet.list_doubts() if sheet else []
-    doubts += platform.doubts if graph.kinds & {"collective", "send"} else ()
-    if graph.kinds & {"collective", "send"}:
-        doubts += [describe_inter_node(platform)]
-    if graph.kinds & {"collective", "send"} and isinstance(collectives, LinkCollectives | None):
-        doubts += [
-            f"no measured collectives for {platform.name}: ring closed form over its data-sheet links",
-            describe_unmeasured(platform),
-        ]
-    shown = ", ".join(f"{key} {value:.3g}" for key, value in platform.corrections.items())
-    if shown:
-        doubts.append(f"measured runs corrected {platform.name}: {shown} (docs/healthy.md)")
-    guessed = [key for key in platform.unmeasured if key.startswith(OFFLOAD_RATES)]
-    if graph.metadata.plan.offload != "none" and guessed:
-        doubts.append(f"rates of the host of {platform.name} were never measured: peaks of data sheets")
-    doubts += doubt_collectives(collectives, platform, options)
+    sheet, sends = platform.device.sheet, bool(graph.kinds & {"collective", "send"})
+    corrected = ", ".join(f"{key} {value:.3g}" for key, value in platform.corrections.items())
+    guessed = any(key.startswith(OFFLOAD_RATES) for key in platform.unmeasured)
+    unmeasured = (
+        f"no measured collectives for {platform.name}: ring closed form over its data-sheet links",
+        describe_unmeasured(platform),
+    )
+    doubts = [
+        *(sheet.list_doubts() if sheet else ()),
+        *((*platform.doubts, describe_inter_node(platform)) if sends else ()),
+        *(unmeasured if sends and isinstance(collectives, LinkCollectives | None) else ()),
+        f"measured runs corrected {platform.name}: {corrected} (docs/healthy.md)" if corrected else "",
+        f"rates of the host of {platform.name} were never measured: peaks of data sheets"
+        if graph.metadata.plan.offload != "none" and guessed
+        else "",
+        *doubt_collectives(collectives, platform, options),
+    ]
     return [doubt for doubt in doubts if doubt]

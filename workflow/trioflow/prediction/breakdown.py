@@ -308,15 +308,10 @@ def describe_rates(facts: Facts, samples: int, step_time_s: float, ranks: int, d
     known = read_language_model(facts)
     if known is None or facts.language_model is None or step_time_s <= 0:
         return {}
-    model, sequence = known
+    (model, sequence), trained = known, facts.language_model.get("trained_parameters")
     tokens = samples * sequence
     rate = tokens / step_time_s / ranks
-    flop, formula, trained = (
-        model.flop_per_token(sequence),
-        _MFU_FORMULA,
-        facts.language_model.get("trained_parameters"),
-    )
-    share, adapters = 1.0, 0
+    flop, formula, share = model.flop_per_token(sequence), _MFU_FORMULA, 1.0
     if trained is not None:
         # A frozen weight has no gradient: 2 FLOPs less; adapters come on top of the model's own weights.
         adapters = trained if facts.language_model.get("lora") else 0
@@ -394,14 +389,15 @@ def describe_run(
     assert tokens is not None
     hours = tokens / tokens_per_hour
     gpu_hours = hours * rates["ranks"]
-    found = {"tokens": tokens, **(lost if faults is not None else {}), "time_s": hours * HOUR_S, "gpu_hours": gpu_hours}
-    if budget is not None:
-        found["budget"] = budget
-    if price_per_gpu_hour is not None:
-        found["cost"] = gpu_hours * price_per_gpu_hour
-    if power_w is not None:
-        found |= {"energy_j": gpu_hours * HOUR_S * power_w, "power_w": power_w}
-    return found
+    return {
+        "tokens": tokens,
+        **(lost if faults is not None else {}),
+        "time_s": hours * HOUR_S,
+        "gpu_hours": gpu_hours,
+        **({} if budget is None else {"budget": budget}),
+        **({} if price_per_gpu_hour is None else {"cost": gpu_hours * price_per_gpu_hour}),
+        **({} if power_w is None else {"energy_j": gpu_hours * HOUR_S * power_w, "power_w": power_w}),
+    }
 
 
 def _describe_faults(faults: Faults, ranks: int) -> dict[str, float]:

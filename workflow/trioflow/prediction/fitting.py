@@ -4,7 +4,7 @@ Nothing is simulated: memory depends on the order of a rank's program, not on it
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -114,7 +114,6 @@ def answer_memory(
 def _try_changes(traces: Traces, plan: Plan, step: Step, options: Options) -> list[dict[str, Any]]:
     """Return what each change comes to, in order of what it costs; pairs where none suffices."""
     batch, first = step.graph.metadata.batch, size_step(step)
-    singles = _list_changes(plan, step)
 
     def evaluate(change: dict[str, Any]) -> dict[str, Any] | None:
         try:
@@ -125,7 +124,7 @@ def _try_changes(traces: Traces, plan: Plan, step: Step, options: Options) -> li
         return {"flags": _spell(change), **size_step(changed)}
 
     better: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    for change in singles:
+    for change in _list_changes(plan, step):
         row = evaluate(change)
         if row is not None and row["left_bytes"] > first["left_bytes"]:
             better.append((change, row))
@@ -139,37 +138,31 @@ def _try_changes(traces: Traces, plan: Plan, step: Step, options: Options) -> li
     return rows
 
 
-def _list_changes(plan: Plan, step: Step) -> Iterator[dict[str, Any]]:
-    """Yield single changes of a plan that save memory, as columns, those first that usually cost the least time."""
+def _list_changes(plan: Plan, step: Step) -> list[dict[str, Any]]:
+    """Return single changes of a plan that save memory, as columns, those first that usually cost the least time."""
     recipe, batch = step.traces[0].facts.recipe, step.graph.metadata.batch
-    if plan.tensor > 1 and not plan.sequence_parallel:
-        yield {"sequence_parallel": True}
-    if plan.data > 1 and plan.sharding == "none":
-        yield {"sharding": "distributed" if recipe.keeps_main_gradients else "zero1"}
-    if plan.recompute == "none":
-        yield {"recompute": "selective"}
     pieces = "micro_batches" if plan.pipeline > 1 else "accumulate"
-    if batch % (2 * plan.data * plan.pieces) == 0:
-        yield {pieces: 2 * getattr(plan, pieces)}
-    if plan.data > 1 and not plan.shards_units:
-        yield {"sharding": "fsdp"}
-    if plan.recompute in ("none", "selective"):
-        yield {"recompute": "full"}
-    if plan.data % 2 == 0:
-        halved = {"data": plan.data // 2, "tensor": 2 * plan.tensor}
-        yield halved | {pieces: 2 * getattr(plan, pieces), "sequence_parallel": True}
-    if plan.offload == "none":
-        yield {"offload": "optimizer"}
-        yield {"offload": "activations"}
+    doubled = {pieces: 2 * getattr(plan, pieces)}
+    changes: list[tuple[bool, dict[str, Any]]] = [
+        (plan.tensor > 1 and not plan.sequence_parallel, {"sequence_parallel": True}),
+        (
+            plan.data > 1 and plan.sharding == "none",
+            {"sharding": "distributed" if recipe.keeps_main_gradients else "zero1"},
+        ),
+        (plan.recompute == "none", {"recompute": "selective"}),
+        (batch % (2 * plan.data * plan.pieces) == 0, doubled),
+        (plan.data > 1 and not plan.shards_units, {"sharding": "fsdp"}),
+        (plan.recompute in ("none", "selective"), {"recompute": "full"}),
+        (plan.data % 2 == 0, {"data": plan.data // 2, "tensor": 2 * plan.tensor, **doubled, "sequence_parallel": True}),
+        (plan.offload == "none", {"offload": "optimizer"}),
+        (plan.offload == "none", {"offload": "activations"}),
+    ]
+    return [change for holds, change in changes if holds]
 
 
 def _spell(change: dict[str, Any]) -> str:
     """Return a change as flags of the command."""
-    words = []
-    for column, value in change.items():
-        words.append(name_flag(column))
-        words += [] if value is True else [str(value)]
-    return " ".join(words)
+    return " ".join(name_flag(column) + f" {value}" * (value is not True) for column, value in change.items())
 
 
 LARGEST = ("batch", "sequence")
