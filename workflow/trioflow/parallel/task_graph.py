@@ -206,10 +206,6 @@ def _pack_texts(texts: pd.Series[Any]) -> pd.Categorical:
     return pd.Categorical.from_codes(codes, categories=pd.Index(found, dtype="str"))
 
 
-_IN_ALL = ("rank", "stream", "kind", "name")
-"""Columns that every task has something in."""
-
-
 class Mark(NamedTuple):
     """How many tasks, rows and dependencies a builder had: a task that is repeated has no row of its own."""
 
@@ -234,27 +230,12 @@ class _Run(NamedTuple):
     turns: int = 0
 
 
-def _view(cells: array[Any]) -> NDArray[Any]:
-    """Return an array of numbers as numpy's, on the same memory: while it is there nothing can be added."""
-    return np.frombuffer(cells, dtype=cells.typecode)
-
-
 class TaskGraphBuilder:
     """Collects tasks and dependencies row by row and numbers them; what is repeated is laid out by ``build``."""
 
     def __init__(self) -> None:
         self._count = 0
-        self._written = 0  # rows
-        # What each column holds, and in which rows where it does not hold something in all.
-        kinds = {cell.name: cell.type for cell in tables.TASKS}
-        self._cells: dict[str, array[Any]] = {
-            name: array("d" if kind == tables.FLOAT else "q") for name, kind in kinds.items()
-        }
-        self._rows = {name: array("q") for name in kinds if name not in _IN_ALL}
-        # Each different text of a column, and the number that stands for it among its cells.
-        self._texts: dict[str, dict[str, int]] = {
-            name: {} for name, kind in kinds.items() if kind not in (tables.FLOAT, tables.INT)
-        }
+        self._rows: dict[str, list[Any]] = {cell.name: [] for cell in tables.TASKS}
         self._edges = array("q")
         self._matches = 0
         self._runs: list[_Run] = []
@@ -274,44 +255,21 @@ class TaskGraphBuilder:
         self, rank: int, stream: str, kind: str, name: str, *, after: Sequence[int | None] = (), **fields: Any
     ) -> int:
         """Add one task after others (``None`` skipped) and return its ``task_id``; fields left out are null."""
-        task_id, row = self._count, self._written
-        self._count += 1
-        self._written += 1
-        cells, texts = self._cells, self._texts
-        cells["rank"].append(rank)
-        for column, text in (("stream", stream), ("kind", kind), ("name", name)):
-            known = texts[column]
-            cells[column].append(known.setdefault(text, len(known)))
-        for column, value in fields.items():
-            if value is not None:
-                self._rows[column].append(row)
-                if column in texts:
-                    value = texts[column].setdefault(value, len(texts[column]))  # noqa: PLW2901
-                cells[column].append(value)
-        if after:
-            for other in dict.fromkeys(after):
-                if other is not None:
-                    self._edges.extend((task_id, other))
+        task_id = self._count
+        waits = [end for other in dict.fromkeys(after) if other is not None for end in (task_id, other)]
+        self.add_rows(1, waits, rank=rank, stream=stream, kind=kind, name=name, **fields)
         return task_id
 
     def add_rows(self, count: int, waits: Sequence[int], **columns: Any) -> None:
-        """Add tasks at once: of each column one value or a list, None leaves it out; ``waits`` are pairs, one behind the other."""
-        for name, value in columns.items():
-            if value is None:
-                continue
-            values = value if isinstance(value, list) else [value]
-            if (known := self._texts.get(name)) is not None:
-                values = [known.setdefault(text, len(known)) for text in values]
-            self._cells[name].extend(values if isinstance(value, list) else values * count)
-            if name in self._rows:
-                self._rows[name].extend(range(self._written, self._written + count))
+        """Add tasks at once: of each column one value or a list, null by default; ``waits`` are pairs, one behind the other."""
+        for name, value in (dict.fromkeys(self._rows) | columns).items():
+            self._rows[name].extend(value if isinstance(value, list) else [value] * count)
         self._count += count
-        self._written += count
         self._edges.extend(waits)
 
     def mark(self) -> Mark:
         """Return how much has been collected so far."""
-        return Mark(self._count, self._written, len(self._edges))
+        return Mark(self._count, len(self._rows["rank"]), len(self._edges))
 
     def repeat(self, begin: Mark, end: Mark, micro_batch: int, turns: int) -> int:
         """Add the tasks written between two marks once more as another micro-batch's; return what to add to a ``task_id`` between them.
@@ -338,28 +296,16 @@ class TaskGraphBuilder:
         first = begin.tasks
         moved = np.empty_like(order)
         moved[order - first] = np.arange(first, first + len(order))
-        for name, cells in self._cells.items():
-            since, place = begin.rows, order - first
-            if name in self._rows:
-                rows = _view(self._rows[name])
-                since = int(np.searchsorted(rows, begin.rows))
-                moved_rows = moved[rows[since:] - begin.rows] - first + begin.rows
-                place = np.argsort(moved_rows)
-                rows[since:] = moved_rows[place]
-            found = _view(cells)[since:]
-            found[:] = found[place]
-        edges = _view(self._edges)[begin.edges :].reshape(-1, 2)
+        for cells in self._rows.values():
+            cells[begin.rows :] = [cells[begin.rows + place] for place in (order - first).tolist()]
+        edges = np.frombuffer(self._edges, dtype=np.int64)[begin.edges :].reshape(-1, 2)
         inside = edges >= first
         edges[inside] = moved[edges[inside] - first]
         edges[:] = edges[np.argsort(edges[:, 0], kind="stable")]
         return moved
 
-    def list_rows(self) -> pd.DataFrame:
-        """Return the rows that tasks are laid out from, as a table of tasks without numbers."""
-        return pd.DataFrame({cell.name: self._make_column(cell.name, cell.type) for cell in tables.TASKS}, copy=False)
-
     def lay_out(self) -> NDArray[np.int64]:
-        """Return the row of each task [tasks]."""
+        """Return the row of each task: tasks of one row differ in their micro-batch and in what they wait for [tasks]."""
         self._end_run()
         begins = np.array([run.begin.rows for run in self._runs], dtype=np.int64)
         return list_runs(begins, self._count_rows())
@@ -369,7 +315,8 @@ class TaskGraphBuilder:
 
     def build(self, metadata: GraphMetadata = UNKNOWN) -> TaskGraph:
         """Return the graph collected so far, its matches numbered in the order in which tasks name them first."""
-        tasks = self.list_rows().take(self.lay_out()).reset_index(drop=True)
+        rows = {cell.name: _make_column(cell.name, cell.type, self._rows[cell.name]) for cell in tables.TASKS}
+        tasks = pd.DataFrame(rows, copy=False).take(self.lay_out()).reset_index(drop=True)
         counts = self._count_rows()
         micro_batches = np.repeat([run.micro_batch for run in self._runs], counts)
         turns = np.repeat([run.turns for run in self._runs], counts)
@@ -378,31 +325,22 @@ class TaskGraphBuilder:
         matches = tasks["match_id"].to_numpy(dtype=np.int64, na_value=_NOWHERE)
         tasks["match_id"] = _number(matches + turns * (matches >= 0))
         tasks["task_id"] = pd.array(np.arange(self._count), dtype="Int64")
-        edges = _view(self._edges).reshape(-1, 2)
+        edges = np.frombuffer(self._edges, dtype=np.int64).reshape(-1, 2)
         parts = [edges[run.begin.edges // 2 : run.end.edges // 2] + run.shift for run in self._runs]
         waits = pd.DataFrame(np.concatenate(parts), columns=tables.DEPENDENCIES.names)
         return TaskGraph(tasks, waits, metadata)
 
-    def _make_column(self, name: str, kind: Any) -> Any:
-        """Return a column of the type that the table asks for."""
-        cells, count = _view(self._cells[name]), self._written
-        row = slice(None) if name in _IN_ALL else _view(self._rows[name])
-        if kind == tables.FLOAT:
-            numbers = np.full(count, np.nan)
-            numbers[row] = cells
-            return numbers
-        absent = np.ones(count, dtype=bool)
-        absent[row] = False
-        if kind == tables.INT:
-            whole = np.zeros(count, dtype=np.int64)
-            whole[row] = cells
-            return pd.arrays.IntegerArray(whole, absent)
-        codes, texts = np.full(count, -1, dtype=np.int64), [*self._texts[name]]
-        codes[row] = cells
-        if name == "group":
-            return pd.Categorical.from_codes(codes, categories=pd.Index(texts, dtype="str"))
-        # Texts that are left out are empty: they have no null.
-        return pd.array([*texts, ""], dtype="str").take(codes)
+
+def _make_column(name: str, kind: Any, cells: list[Any]) -> Any:
+    """Return a column of the type that the table asks for."""
+    if kind == tables.FLOAT:
+        return np.array(cells, dtype=np.float64)
+    if kind == tables.INT:
+        return pd.array(cells, dtype="Int64")
+    if name == "group":
+        return _pack_texts(pd.Series(cells, dtype="str"))
+    # Texts that are left out are empty: they have no null.
+    return pd.array([text or "" for text in cells], dtype="str")
 
 
 Ints = NDArray[np.int64]

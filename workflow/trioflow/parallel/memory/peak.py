@@ -196,9 +196,14 @@ def estimate_memory(
     ``torch.cuda.max_memory_allocated`` does: no fragmentation, no context, no buffers of the communication library, and
     of workspaces those of ``count_workspaces`` and what the trace shows as tensors.
     """
-    tasks, written, row_of_task = program.collected.tasks, program.graph.list_rows(), program.graph.lay_out()
-    runs, rank_of_task = Runs.of(written), written["rank"].to_numpy(dtype=np.int64)[row_of_task]
-    micro_batch = tasks["micro_batch"].to_numpy(dtype=np.int64, na_value=-1)
+    tasks, row_of_task = program.collected.tasks, program.graph.lay_out()
+    firsts = np.zeros(int(row_of_task.max(initial=-1)) + 1, dtype=np.int64)
+    firsts[row_of_task[::-1]] = np.arange(len(row_of_task))[::-1]
+    written = tasks.take(firsts)
+    runs = Runs.of(written)
+    rank_of_task, micro_batch = (
+        tasks[column].to_numpy(dtype=np.int64, na_value=-1) for column in ("rank", "micro_batch")
+    )
     modules = trace.operators["module"].tolist()
     lifetimes = _lifetimes_of(trace, program, cut)
     classes = program.grid.classify()
@@ -224,7 +229,7 @@ def estimate_memory(
         peak = profile_rank(
             replace(runs.take(rows), micro_batch=micro_batch[here]),
             tables[place],
-            program.factors_of(rank) or factors,
+            program.kind.factors_of(program, rank) or factors,
             lifetimes(tables[place]),
             always,
             program.memory.get(rank),

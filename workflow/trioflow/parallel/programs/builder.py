@@ -401,10 +401,6 @@ class ProgramBuilder:
         """Return the rank at a place of the plan's grid."""
         return (pipeline * self.plan.replicas + replica) * self.plan.tensor + tensor
 
-    def factors_of(self, rank: int) -> Sequence[float]:
-        """Return the samples, over the traced ones, of each micro-batch that a rank's tasks name."""
-        return self.kind.factors_of(self, rank)
-
     def name_group(self, ranks: list[int], source: int = 0) -> str:
         """Return a group as its members' tasks name it, the rank at the place ``source`` first."""
         key = (source, *ranks)

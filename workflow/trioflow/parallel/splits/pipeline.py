@@ -295,10 +295,9 @@ def balance_stages(times_s: Sequence[float], stages: int) -> list[int]:
     best[0, 0] = 0.0
     for stage in range(1, stages + 1):
         for end in range(stage, count + 1):
-            for start in range(stage - 1, end):
-                longest = max(best[stage - 1, start], sums[end] - sums[start])
-                if longest < best[stage, end]:
-                    best[stage, end], cut[stage, end] = longest, start
+            longest = np.maximum(best[stage - 1, stage - 1 : end], sums[end] - sums[stage - 1 : end])
+            cut[stage, end] = stage - 1 + longest.argmin()
+            best[stage, end] = longest.min()
     sizes, end = [], count
     for stage in range(stages, 0, -1):
         sizes.append(end - int(cut[stage, end]))
