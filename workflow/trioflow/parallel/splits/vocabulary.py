@@ -196,7 +196,7 @@ VOCABULARY: Mapping[str, str] = {
 """Each rank holds a part of the vocabulary: the embedding's results are summed, the head's stay apart."""
 
 
-def split_like_megatron(trace: ModelGraph, *, vocabulary: bool = True) -> ModelGraph:
+def split_like_megatron(trace: Trace, *, vocabulary: bool = True) -> ModelGraph:
     """Return the trace with the layers that Megatron-LM cuts named in its facts; PlanError when none is known."""
     found = find_layers(trace)
     if not found:
@@ -206,7 +206,8 @@ def split_like_megatron(trace: ModelGraph, *, vocabulary: bool = True) -> ModelG
         )
     if vocabulary:
         found |= _match(trace, VOCABULARY)
-    return trace.with_facts(replace(trace.facts, tensor_split=found, tensor_split_by_name=True))
+    facts = replace(trace.facts, tensor_split=found, tensor_split_by_name=True)
+    return ModelGraph.of(trace).with_facts(facts)
 
 
 def find_layers(trace: Trace) -> dict[str, str]:
