@@ -66,13 +66,13 @@ def join_gradients(
 
 def _candidates(rows: list[dict[str, Any]], tracker: TensorTracker) -> list[ReadyGradient]:
     """Return every backward operator as often as its forward operator reads a parameter."""
-    found: list[ReadyGradient] = []
-    for row in rows:
-        if row["phase"] == "backward" and row["forward_op_id"] is not None:
-            read = set(rows[row["forward_op_id"]]["input_ids"])
-            count = sum(tracker.category(i) == "parameter" for i in read)
-            found += [ReadyGradient(row["op_id"])] * count
-    return found
+    return [
+        ReadyGradient(row["op_id"])
+        for row in rows
+        if row["phase"] == "backward" and row["forward_op_id"] is not None
+        for index in set(rows[row["forward_op_id"]]["input_ids"])
+        if tracker.category(index) == "parameter"
+    ]
 
 
 def _find_parameter(

@@ -52,6 +52,7 @@ _COLLECTIVES = (
 """HLO operations that communicate; asynchronous ones end in ``-start`` and ``-done``."""
 _BACKWARD = "transpose("
 """What the path of an operation of ``jax.grad`` holds in backward: ``jit(step)/transpose(jvp(loss))/...``."""
+# Arguments that are read; equal texts are kept once: a file has up to a million events.
 _KEPT = ("hlo_op", "hlo_module", "name", "tf_op", "model_flops", "flops")
 _LONGEST_US = 1e12
 _RECORD = "wrap each step in jax.profiler.StepTraceAnnotation('train', step_num=i), and wait for its result in it"
@@ -169,17 +170,12 @@ def _take_event(found: _File, raw: dict[str, Any]) -> None:
         hash((process, raw.get("tid"))),
         None,
         None,
-        details=_keep(said, lane),
+        details={"lane": lane, **{word: intern(str(said[word])) for word in _KEPT if word in said}},
     )
     if "step_num" in said and not on_device:
         found.annotations.append(event)
     else:
         found.events.setdefault(process, []).append(event)
-
-
-def _keep(said: dict[str, Any], lane: str) -> dict[str, str]:
-    """Return the arguments that are read, equal texts once: a file has up to a million events."""
-    return {"lane": lane, **{word: intern(str(said[word])) for word in _KEPT if word in said}}
 
 
 def _find_operations(file: _File) -> tuple[Any, list[Event]]:

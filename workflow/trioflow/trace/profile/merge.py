@@ -130,12 +130,13 @@ def _doubt(found: Sequence[str], what: str) -> list[str]:
 def _doubt_order(step: Step) -> list[str]:
     """Doubt operators of the forward pass after backward began, and those that overlap."""
     words = {phase: kineto_words(phase) for phase in ("backward", "optimizer")}
-    late, began, bare = [], False, []
-    for event in step.root.walk():
-        if _NODE.search(event.name) and not any(
-            a.name.startswith(words["backward"]) for a in (event, *event.ancestors())
-        ):
-            bare.append(event.name)
+    late, began = [], False
+    bare = [
+        event.name
+        for event in step.root.walk()
+        if _NODE.search(event.name)
+        and not any(a.name.startswith(words["backward"]) for a in (event, *event.ancestors()))
+    ]
     for event in step.operators:
         above = [a.name for a in event.ancestors()]
         backward = any(name.startswith(words["backward"]) for name in above)
@@ -216,23 +217,18 @@ def _doubt_pair(step: Step, links: Links, nodes: Sequence[Node]) -> list[str]:
     numbers = [n.node_id for n in links.values()]
     first, last = (min(numbers), max(numbers)) if numbers else (0, -1)
     extra = [n.name for n in nodes if n.node_id not in used and first <= n.node_id <= last and is_operator(n.name)]
-    shapes, callers, sequences, marked = [], [], [], []
     by_id = {n.node_id: n for n in nodes}
-    for event in step.root.walk():
-        node = links.get(event)
-        if node is None:
-            continue
-        if node.schema and event.category != "cpu_op":
-            marked.append(event.name)
-        if not _same_shapes(event, node):
-            shapes.append(event.name)
+    pairs = [(event, links[event]) for event in step.root.walk() if event in links]
+    marked = [event.name for event, node in pairs if node.schema and event.category != "cpu_op"]
+    shapes = [event.name for event, node in pairs if not _same_shapes(event, node)]
+    numbered = [(event.name, {event.sequence_number, node.sequence_number}) for event, node in pairs]
+    sequences = [name for name, known in numbered if len(known) > 1 and not known & {None, ABSENT}]
+    callers = []
+    for event, node in pairs:
         caller = next((links[a] for a in event.ancestors() if a in links), None)
         above = by_id.get(node.parent)
         if above is not caller and (caller is not None or (above is not None and above.record_id)):
             callers.append(event.name)
-        known = (event.sequence_number, node.sequence_number)
-        if None not in known and ABSENT not in known and known[0] != known[1]:
-            sequences.append(event.name)
     return [
         *_doubt(missing, "calls of the profile are not in the execution trace"),
         *_doubt(extra, "operators of the execution trace are not in the profile"),
