@@ -255,7 +255,7 @@ def _write_names(events: list[dict[str, Any]]) -> bytes:
     return b"".join(b"," + json.dumps(one, separators=(",", ":")).encode() for one in events)
 
 
-def _describe_tasks(tasks: pd.DataFrame) -> bytes:
+def _describe_tasks(tasks: pd.DataFrame, arguments: Sequence[str] = _ARGUMENTS) -> bytes:
     """Return one slice per task, in the order of the rows; ``pid``, ``tid``, ``start_ns`` and ``end_ns``: where it stands."""
     start_ns, end_ns = (tasks[name].to_numpy() for name in ("start_ns", "end_ns"))
     pieces: list[Piece] = [
@@ -273,7 +273,7 @@ def _describe_tasks(tasks: pd.DataFrame) -> bytes:
         _write_microseconds(end_ns - start_ns),
         ',"args":{"task_id":',
         _write_integers(tasks["task_id"].to_numpy(np.int64)),
-        *(_write_argument(name, tasks[name]) for name in _ARGUMENTS),
+        *(_write_argument(name, tasks[name]) for name in arguments),
         "}",
     ]
     return _join_pieces(pieces)
@@ -314,25 +314,10 @@ def _describe_path(path: pd.DataFrame) -> Iterator[bytes]:
     tid = _PATH_PID * _THREADS_PER_PROCESS + 1
     yield _write_names([*_name_process(_PATH_PID, PATH_PROCESS), *_name_thread(_PATH_PID, tid, _PATH_THREAD, 1)])
     names = path["name"].astype("str") + ", rank " + path["rank"].astype("str")
-    start_ns, end_ns = _round_to_ns(path["start_s"]), _round_to_ns(path["end_s"])
-    for rows in _cut_rows(len(path)):
-        part = path.iloc[rows]
-        yield _join_pieces(
-            [
-                f'"ph":"X","pid":{_PATH_PID},"tid":{tid},"name":',
-                _write_texts(names.iloc[rows]),
-                ',"cat":',
-                _write_texts(part["phase"].where(part["phase"] != "", part["kind"])),
-                ',"ts":',
-                _write_microseconds(start_ns[rows]),
-                ',"dur":',
-                _write_microseconds(end_ns[rows] - start_ns[rows]),
-                ',"args":{"task_id":',
-                _write_integers(part["task_id"].to_numpy(np.int64)),
-                *(_write_argument(name, part[name]) for name in ("rank", "module", "reason")),
-                "}",
-            ]
-        )
+    limits = {"start_ns": _round_to_ns(path["start_s"]), "end_ns": _round_to_ns(path["end_s"])}
+    tasks = path.assign(name=names, pid=_PATH_PID, tid=tid, **limits)
+    for rows in _cut_rows(len(tasks)):
+        yield _describe_tasks(tasks.iloc[rows], ("rank", "module", "reason"))
 
 
 def _describe_counters(counters: pd.DataFrame, link_pid: int) -> Iterator[bytes]:
