@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trioflow.base.errors import TraceError
 from trioflow.base.input_files import read_text
@@ -65,22 +65,18 @@ _COLUMNS = {
 """The words of a layer."""
 
 
-@dataclass(frozen=True)
-class _Work:
-    """Forward or one of the gradients of a layer: what it computes [ns] and then sends."""
+class _Work(NamedTuple):
+    """Forward or one of the gradients of a layer: what it computes [ns] and then sends, and what follows that [ns]."""
 
+    layer: str
     compute_ns: int
     message: str  # as the file spells it; "" for none
     size: int
-
-
-@dataclass(frozen=True)
-class _Layer:
-    name: str
-    forward: _Work
-    input_gradient: _Work
-    weight_gradient: _Work
     after_ns: int
+
+
+_Layer = tuple[_Work, ...]
+"""Forward, and the gradients of the input and of the weights."""
 
 
 @dataclass
@@ -238,14 +234,19 @@ def _read_layers(lines: Sequence[tuple[int, list[str]]], path: Path) -> list[_La
             )
     rows = [CsvRow(path, number, titles, dict(zip(titles, words, strict=True))) for number, words in lines[2:]]
     check_cells(rows, _COLUMNS)
-    return [_read_layer(row) for row in rows]
-
-
-def _read_layer(row: CsvRow) -> _Layer:
-    forward, inputs, weights = (
-        _Work(*(row.cells[f"{part}'s {what}"] for what in ("time", "message", "bytes"))) for part in _PARTS
-    )
-    return _Layer(row.cells["name"], forward, inputs, weights, row.cells["what follows a message"])
+    return [
+        tuple(
+            _Work(
+                row.cells["name"],
+                row.cells[f"{part}'s time"],
+                row.cells[f"{part}'s message"],
+                row.cells[f"{part}'s bytes"],
+                row.cells["what follows a message"],
+            )
+            for part in _PARTS
+        )
+        for row in rows
+    ]
 
 
 def _read_numbers(words: dict[str, str], path: Path, line: int) -> dict[str, Any]:
@@ -259,14 +260,14 @@ def _write_program(layers: Sequence[_Layer], groups: dict[str, list[int]]) -> _P
     """Return what rank 0 runs: forward over all layers, backward from the last, the weights' messages' ends."""
     program = _Program(groups)
     late: list[tuple[int, int]] = []
-    for layer in layers:
-        _run_awaited(program, layer, layer.forward, "forward")
-    for layer in reversed(layers):
-        _run_awaited(program, layer, layer.input_gradient, "backward")
-        program.compute(layer.name, "backward", layer.weight_gradient.compute_ns)
-        sent = program.send(layer.weight_gradient, "backward", "DP", asynchronous=True)
+    for forward, *_ in layers:
+        _run_awaited(program, forward, "forward")
+    for _, of_input, of_weight in reversed(layers):
+        _run_awaited(program, of_input, "backward")
+        program.compute(of_weight.layer, "backward", of_weight.compute_ns)
+        sent = program.send(of_weight, "backward", "DP", asynchronous=True)
         if sent is not None:
-            late.append((sent, layer.after_ns))
+            late.append((sent, of_weight.after_ns))
     for sent, after_ns in late:
         if after_ns:
             program.waits.append([len(program.operators), sent])
@@ -274,10 +275,10 @@ def _write_program(layers: Sequence[_Layer], groups: dict[str, list[int]]) -> _P
     return program
 
 
-def _run_awaited(program: _Program, layer: _Layer, work: _Work, phase: str) -> None:
-    program.compute(layer.name, phase, work.compute_ns)
+def _run_awaited(program: _Program, work: _Work, phase: str) -> None:
+    program.compute(work.layer, phase, work.compute_ns)
     if program.send(work, phase, "TP", asynchronous=False) is not None:
-        program.compute("after a message", phase, layer.after_ns)
+        program.compute("after a message", phase, work.after_ns)
 
 
 def _list_warnings(degrees: dict[str, int], layers: Sequence[_Layer]) -> list[str]:
@@ -287,8 +288,7 @@ def _list_warnings(degrees: dict[str, int], layers: Sequence[_Layer]) -> list[st
             f"the file holds the layers of one of {degrees['pp']} pipeline stages: its sends and the time in which "
             "stages wait for one another are not in the step, which is a lower bound"
         )
-    works = [w for one in layers for w in (one.forward, one.input_gradient, one.weight_gradient)]
-    if all(work.compute_ns <= 1 for work in works):
+    if all(work.compute_ns <= 1 for layer in layers for work in layer):
         found.append("every compute time is 1 ns or less: AICB was run without measuring any (aiob)")
     return found
 
