@@ -313,8 +313,6 @@ def import_neusight(csv_path: str | Path, options: ImportOptions) -> Trace:
     vocabulary shares its weight and has no bias.
     """
     path = Path(csv_path)
-    if not path.is_file():
-        raise TraceError("no such file", file=path)
     nodes = read_nodes(path)
     sidecar = read_sidecar(path)
     facts = _read_facts(path, nodes, options)
