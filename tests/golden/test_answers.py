@@ -14,5 +14,5 @@ def test_every_question_has_its_answer():
 def test_the_answer_is_as_before(question):
     if "@TRACED" in question:
         pytest.importorskip("torch", reason="capture needs torch (extra [capture])")
-    differences = list_differences(EXPECTED[question]["values"], ask(question))
+    differences = list_differences(EXPECTED[question]["values"], ask(question), question)
     assert not differences, "\n".join(differences[:20])
