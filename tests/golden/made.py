@@ -21,7 +21,7 @@ from trioflow.costmodel.fits.collectives import fit_collective_model, fit_platfo
 from trioflow.costmodel.fits.operators import fit_device_model, fit_named_model
 from trioflow.costmodel.new_gpu.carry import derive_operator_model, retime_trace, scale_trace
 from trioflow.costmodel.operators.precision import in_precision
-from trioflow.hardware.machine import load_device
+from trioflow.hardware.machine import find_device, load_device
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.plan import make_plan
 from trioflow.prediction.assembly import predict, time_operators
@@ -137,7 +137,7 @@ def moved_trace(target: str) -> Any:
     """Carry a trace over, and a model that was fitted to such traces."""
     trace = retime_trace(test_new_gpu.gpu_trace(), target)
     base, _ = fit_named_model([test_new_gpu.gpu_trace()], method="roofline")
-    derived = derive_operator_model(base, target, precision="tf32")
+    derived = derive_operator_model(base, find_device(target), precision="tf32")
     return rounded(
         {"facts": trace.facts.to_dict(), "operators": trace.operators, **_answers(derived, [trace.operators])}
     )

@@ -302,7 +302,6 @@ class NewGpuOperatorModel:
     source: DeviceSheet  # The two GPUs
     target: DeviceSheet
     precision: str  # Of the step's matrix products
-    rule: str  # As in ``carry.scale_trace``
     model: NewGpuModel  # The rule's exponents and intervals
 
     @property
@@ -318,7 +317,8 @@ class NewGpuOperatorModel:
     def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
         """Predict operators from names and sizes alone; the intervals of both steps join."""
         there = self.base.predict(operators)
-        here = self._scale(operators, there["time_s"].to_numpy(np.float64))
+        timed = operators.assign(device_ns=[s_to_ns(float(value)) for value in there["time_s"]])
+        here = scale_trace(timed, self.source, self.target, precision=self.precision, model=self.model, floor_s=0.0)
         low, high = (_join(there, here, end) for end in ("low_s", "high_s"))
         return here.assign(
             low_s=here["time_s"] * low,
@@ -335,7 +335,7 @@ class NewGpuOperatorModel:
     def row_times(self, rows: pd.DataFrame) -> Floats:
         """Predict the time [s] of rows as ``rows.sized_rows`` returns them."""
         timed = rows.assign(time_s=self.base.row_times(rows))
-        found = scale_rows(timed, self.source, self.target, self.rule, self.precision, self.model, 0.0)
+        found = scale_rows(timed, self.source, self.target, DEFAULT_RULE, self.precision, self.model, 0.0)
         return found["time_s"].to_numpy(np.float64)
 
     def step_interval(self, kind: str = "rescale", distance: float | None = None) -> tuple[float, float]:
@@ -349,18 +349,12 @@ class NewGpuOperatorModel:
         if kind != "predict":
             half = 0.0 if self.model.resized is None else self.model.resized.half_at(distance)
             return min(interval[0], math.exp(-half)), max(interval[1], math.exp(half))
-        return combine_intervals(interval, self.model.step_interval(self.rule))
+        return combine_intervals(interval, self.model.step_interval(DEFAULT_RULE))
 
     def step_interval_basis(self, kind: str = "rescale") -> str:
         """Say what the step interval was estimated from."""
         basis = self.base.step_interval_basis(kind)
         return f"{basis}, on {self.source.driver_name}"
-
-    def _scale(self, operators: pd.DataFrame, times: Floats) -> pd.DataFrame:
-        timed = operators.assign(device_ns=[s_to_ns(float(value)) for value in times])
-        return scale_trace(
-            timed, self.source, self.target, rule=self.rule, precision=self.precision, model=self.model, floor_s=0.0
-        )
 
 
 def _join(first: pd.DataFrame, second: pd.DataFrame, end: str) -> Floats:
@@ -375,20 +369,11 @@ def _join(first: pd.DataFrame, second: pd.DataFrame, end: str) -> Floats:
 
 
 def derive_operator_model(
-    base: RowModel,
-    target: DeviceSheet | str,
-    *,
-    precision: str,
-    source: DeviceSheet | str | None = None,
-    rule: str = DEFAULT_RULE,
-    model: NewGpuModel | None = None,
+    base: RowModel, target: DeviceSheet, *, precision: str, model: NewGpuModel | None = None
 ) -> NewGpuOperatorModel:
     """Return an operator model of a GPU that nobody measured.
 
-    ``source``: the base's GPU, its ``device_name`` unless given. ``precision``: of the step's
-    matrix products. Raises PlatformError when one has no sheet.
+    ``precision``: of the step's matrix products. Raises PlatformError when the base's GPU has no sheet.
     """
-    if source is None:
-        source = getattr(base, "sheet", None) or str(getattr(base, "device_name", ""))
-    source, target = (find_device(d) if isinstance(d, str) else d for d in (source, target))
-    return NewGpuOperatorModel(base, source, target, precision, rule, model or load_new_gpu_model())
+    source = getattr(base, "sheet", None) or find_device(base.device_name)
+    return NewGpuOperatorModel(base, source, target, precision, model or load_new_gpu_model())
