@@ -17,8 +17,8 @@ import numpy as np
 from trioflow.base.plan_row import SLICED
 from trioflow.parallel.memory.profile import AGAIN
 from trioflow.parallel.programs.builder import ProgramBuilder, RankProgram, StageWork, attend, multiply
-from trioflow.parallel.programs.copies import run_together
 from trioflow.parallel.programs.offload import ActivationMover, HostOptimizer
+from trioflow.parallel.programs.together import run_together
 from trioflow.parallel.schedules.table import (
     BACKWARD,
     BACKWARD_INPUT,

@@ -1,6 +1,4 @@
-"""Two actions of a rank that run together.
-
-A forward and another micro-batch's backward that run together: exchanges of one's tokens beside the other's compute.
+"""A forward and another micro-batch's backward that run together: exchanges of one's tokens beside the other's compute.
 
 As Megatron-LM's combined 1F1B runs them, and DeepSeek's DualPipe: the two take turns at each exchange of experts. So
 while the gradients of one's combined tokens travel, the other computes attention and router; while those of its
