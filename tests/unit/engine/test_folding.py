@@ -19,7 +19,7 @@ from trioflow.costmodel.features import OperatorModel
 from trioflow.costmodel.files import SHIPPED_MODELS
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.engine.folding import fold as folding
-from trioflow.engine.folding.fold import TooLargeError, check_division, check_expansion, divide, estimate_bytes
+from trioflow.engine.folding.fold import TooLargeError, check_division, check_expansion, estimate_bytes, refine
 from trioflow.engine.simulate import SimulationOptions, _simulate, simulate, simulate_interval
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.platform import BUILDERS, load_platform
@@ -234,7 +234,7 @@ def test_a_link_that_flows_of_a_class_share_counts_them_all() -> None:
     """Four flows over a link of their own each and one link that all share."""
     flow = np.repeat(np.arange(4), 2)
     link = np.array([0, 4, 1, 4, 2, 4, 3, 4])
-    found = divide(flow, link, np.zeros(4, dtype=np.int64), np.array([1.0] * 4 + [2.0, 9.0]))
+    found = refine(flow, link, np.zeros(4, dtype=np.int64), np.array([1.0] * 4 + [2.0, 9.0]))
     assert found is not None
     assert len(set(found.flow_class.tolist())) == 1
     own, shared = found.link_class[0], found.link_class[4]
@@ -244,7 +244,7 @@ def test_a_link_that_flows_of_a_class_share_counts_them_all() -> None:
     assert counted == {own: 1, shared: 4} and set(flows.tolist()) == {found.flow_class[0]}
     # A wider link sets its flow apart, and the others from it.
     widths = np.array([1.0, 1.0, 1.0, 3.0, 2.0, 9.0])
-    apart = divide(flow, link, np.zeros(4, dtype=np.int64), widths)
+    apart = refine(flow, link, np.zeros(4, dtype=np.int64), widths)
     assert apart is not None
     assert apart.flow_class[0] == apart.flow_class[1] == apart.flow_class[2] != apart.flow_class[3]
 

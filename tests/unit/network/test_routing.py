@@ -4,6 +4,8 @@ import pytest
 from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link, Routing
 from trioflow.hardware.platform import BUILDERS
+from trioflow.hardware.topologies.grids import build_ring, build_torus, find_nodes
+from trioflow.hardware.topologies.nodes import build_nvswitch, build_rail_optimised
 from trioflow.network.routing import Router
 
 
@@ -92,3 +94,31 @@ def test_links_side_by_side_are_told_apart() -> None:
     assert Router(links).route("a", "b") == (1,)
     equal = [Link("a", "b", 1e9, 1e-6), Link("a", "b", 2e9, 1e-6)]
     assert Router(equal).route("a", "b") == (0,)
+
+
+@pytest.mark.parametrize("ties", ["first", "ecmp"])
+def test_routes_of_many_pairs_at_once_are_those_of_each(ties: str) -> None:
+    """Ranks of a node, of a leaf, of two units; on a ring no node leaves a choice, on a torus all do."""
+    node = {"bandwidth_bytes_per_s": 4e9, "latency_s": 3e-7}
+    rails = build_rail_optimised(
+        24,
+        ranks_per_node=4,
+        inside=lambda ranks: build_nvswitch(ranks, **node),
+        attach_bandwidth_bytes_per_s=1e9,
+        attach_latency_s=6e-7,
+        nic_bandwidth_bytes_per_s=1e9,
+        nic_latency_s=6e-7,
+        spine_latency_s=1e-7,
+        spines=2,
+        nodes_per_leaf=2,
+    )
+    for links in (rails, build_ring(9, 1e9, 1e-6), build_torus(16, 1e9, 1e-6, rows=4, columns=4)):
+        nodes = find_nodes(links)
+        pairs = [(one, other) for one in nodes for other in nodes]
+        routes = Router(links, Routing(ties, 5)).route_pairs(pairs)
+        alone = Router(links, Routing(ties, 5))
+        for (one, other), first, last in zip(pairs, routes.first_hops, routes.first_hops[1:], strict=False):
+            route = tuple(routes.hops[first:last].tolist())
+            assert route == alone.route(one, other)
+            ends = [one, *(links[hop].target for hop in route)]
+            assert ends[:-1] == [links[hop].source for hop in route] and ends[-1] == other

@@ -21,11 +21,11 @@ or the same pattern of messages.
 *Links.* Flows and links fall into classes such that all links of a class are as wide and are crossed by as many flows
 of each class, all flows of a class cross the same number of links of each class, and the flows of every group of a
 family are of the same classes, as often. Flows are counted as if all groups did their exchange at once, which they do:
-see below. The coarsest such classes are found (``folding.links.divide``), and checked.
+see below. The coarsest such classes are found (``refine``), and checked.
 
 *Argument.* By induction over the phases of an event (flows that move or end, tasks that end, tasks that start) at one
 time: tasks of a class, exchanges of a class and flows of a class are in the same state in the whole system, and that is
-the state of their stand-in in the quotient. A task becomes ready when what it waits for has ended, which is of the same
+the state of their representative in the quotient. A task becomes ready when what it waits for has ended, which is of the same
 classes for all tasks of a class. An exchange starts when the last member is ready: its members' classes are those of
 every exchange of its class, so all exchanges of a class start at the same time, and so do their flows, at the same
 latency. Max-min rates come from progressive filling: a link's share is its free bandwidth over the flows that still
@@ -38,13 +38,13 @@ an exchange ends with its last flow, and the classes of its flows are those of e
 depends on the order of events at one time, and neither does when tasks run (``engine.compiled.kernels``). Bytes on links are
 sums over the same flows, but in another order: they agree to rounding.
 
-Classes that do not fulfil this are divided (``folded_grid.split_fold``): ranks whose speeds, or whose groups' costs or
+Classes that do not fulfil this are divided (``task_graph.split_fold``): ranks whose speeds, or whose groups' costs or
 flows differ. Where no two ranks are left in one class, all ranks are executed.
 
 Where replicas lie on several leaf sets of a cluster, the ring of a stage leaves a set at its last node, where it shares
 the uplink with what all its nodes send to the next stage. Were that uplink shared, these messages could be slowed
 otherwise than their neighbours', hence the ring's next flow, and so on from node to node, and every node of a set would
-be a class of its own. But an uplink as wide as all that leads to it holds nobody back (``fair_share.find_slack``). Such
+be a class of its own. But an uplink as wide as all that leads to it holds nobody back (``networks.find_slack``). Such
 links are left out of the sharing in every run, folded or not, so that both have the same bits, and out of the division
 into classes (GPT-3 175B on 4,096 ranks of dgx-h100, 8 tensor x 8 pipeline x 64 data: 8 classes instead of 256). Bytes
 on them are those of the flows that cross them. Where leaves are oversubscribed or have several spines, uplinks are
@@ -98,15 +98,15 @@ class Crossings:
 
     def count_classes(self) -> tuple[Ints, Ints, Ints]:
         """Return flow class, link class and how many flows of the one cross a link of the other."""
-        stand_in = _find_firsts(self.link_class)
-        one = stand_in[self.link_class[self.link]] == self.link
+        representative = _find_firsts(self.link_class)
+        one = representative[self.link_class[self.link]] == self.link
         width = int(self.link_class.max(initial=0)) + 1
         keys = self.flow_class[self.flow[one]] * width + self.link_class[self.link[one]]
         found, counts = np.unique(keys, return_counts=True)
         return found // width, found % width, counts.astype(np.int64)
 
 
-def divide(flow: Ints, link: Ints, flow_kind: Ints, capacities: Floats) -> Crossings | None:
+def refine(flow: Ints, link: Ints, flow_kind: Ints, capacities: Floats) -> Crossings | None:
     """Divide flows and links into as few classes as possible; see ``Crossings``.
 
     ``flow`` and ``link`` are of each crossing; flows of different ``flow_kind`` are in different classes. Returns none
@@ -125,8 +125,8 @@ def divide(flow: Ints, link: Ints, flow_kind: Ints, capacities: Floats) -> Cross
     flows = np.unique(flow_kind, return_inverse=True)[1]
     before = (0, 0)
     for _ in range(MOST_ROUNDS):
-        links = _divide_classes(links, place, flows[flow])
-        flows = _divide_classes(flows, flow, links[place])
+        links = _refine_classes(links, place, flows[flow])
+        flows = _refine_classes(flows, flow, links[place])
         now = (int(links.max(initial=0)), int(flows.max(initial=0)))
         if now == before:
             break
@@ -158,7 +158,7 @@ def add_up(owner: Ints, words: Words, owners: int) -> Words:
     return found
 
 
-def _divide_classes(classes: Ints, owner: Ints, seen: Ints) -> Ints:
+def _refine_classes(classes: Ints, owner: Ints, seen: Ints) -> Ints:
     """Divide classes further by what their members see."""
     total = add_up(owner, mix(seen), len(classes))
     found: Ints = np.unique(mix(classes) + mix(total), return_inverse=True)[1]
@@ -360,7 +360,7 @@ def fold_plans(
         # Every flow would be a class of its own.
         whole = _by_planner([plans for plans, _ in chosen], planners)
         return FoldedTraffic(whole, list(links), None, list(warnings))
-    crossings, passing = _divide(list(bundles.values()), families, links, slack)
+    crossings, passing = _refine_flows(list(bundles.values()), families, links, slack)
     of_class, passed = _make_class_shape(crossings, passing, router.capacities_bytes_per_s)
     made = {bundle: _fold_shape(bundle, crossings, of_class) for bundle in bundles.values()}
     folded = [
@@ -450,7 +450,7 @@ def _make_class_shape(
     return shape, SlackCrossings(passed_link, places[counter]) if len(counted) else None
 
 
-def _divide(
+def _refine_flows(
     bundles: Sequence[_Bundle], families: Sequence[Family], links: Sequence[Link], slack: frozenset[int]
 ) -> tuple[Crossings, tuple[Ints, Ints]]:
     """Give numbers to the flows of all groups, and find which of them and of the links are alike.
@@ -476,7 +476,7 @@ def _divide(
     widths = np.array([link.bandwidth_bytes_per_s for link in links], dtype=np.float64)
     flow_of, link_of = np.concatenate(flows), np.concatenate(hops)
     beside = np.isin(link_of, np.array(sorted(slack), dtype=np.int64))
-    found = divide(flow_of[~beside], link_of[~beside], np.concatenate(kinds), widths)
+    found = refine(flow_of[~beside], link_of[~beside], np.concatenate(kinds), widths)
     if found is None:
         raise CannotFoldError("hardly any links carry the same")
     differences = _Differences()
@@ -656,9 +656,9 @@ def check_division(fold: Fold, of_group: Mapping[int, Ints], reason: str, availa
         label = np.append(codes, -1)[fold.families[number].group_of] + 1
         pairs = classes * (int(label.max(initial=0)) + 1) + label
         classes = np.unique(pairs, return_inverse=True)[1].reshape(-1).astype(np.int64)
-    stand_in = np.unique(classes, return_index=True)[1]
-    tasks = int(fold.task_counts[fold.class_of[stand_in]].sum())
-    _check(fold, len(stand_in), tasks, reason, available_bytes)
+    representative = np.unique(classes, return_index=True)[1]
+    tasks = int(fold.task_counts[fold.class_of[representative]].sum())
+    _check(fold, len(representative), tasks, reason, available_bytes)
 
 
 def _check(fold: Fold, ranks: int, tasks: int, reason: str, available_bytes: float | None) -> None:
