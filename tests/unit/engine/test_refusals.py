@@ -58,8 +58,8 @@ REFUSED: list[tuple[str, list[Row]]] = [
         ],
     ),
     (
-        r"the group \[0, 1, 2\] of match 4 does not match its tasks.*rank 2 never joins",
-        [collective(rank, 4, group="0,1,2") for rank in range(2)],
+        r"the group \[0, 1, 2\] of match 0 does not match its tasks.*rank 2 never joins",
+        [collective(rank, group="0,1,2") for rank in range(2)],
     ),
     ("task 2 'all_reduce' of rank 1", [collective(rank) for rank in (0, 1, 1)]),
     ("differ in their group", [collective(0), collective(1, group="0,1,2")]),
