@@ -30,9 +30,13 @@ class RecordedModel:
 
     times_s: Mapping[Shape, float]  # Median of what was recorded [s]
 
+    def known(self, operators: pd.DataFrame) -> Floats:
+        """Return the recorded time of every operator [s]; not a number where there is none."""
+        return np.array([self.times_s.get(shape, np.nan) for shape in _shapes(operators)], np.float64)
+
     def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
         """Return recorded times; InputError for an operator never recorded in these shapes."""
-        time_s = np.array([self.times_s.get(shape, np.nan) for shape in _shapes(operators)])
+        time_s = self.known(operators)
         missing = np.flatnonzero(np.isnan(time_s))
         if len(missing):
             raise InputError(
