@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 from trioflow.base.errors import InputError
 from trioflow.cli.main import main
-from trioflow.parallel.plan import make_plan, named_plan
+from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import Fold
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.breakdown import describe_run, name_group
-from trioflow.sweeps.description import fill_values
-from trioflow.sweeps.workshop import Workshop
 from trioflow.trace.language.sizes import read_language_model
 
 pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")
@@ -47,25 +45,6 @@ def test_a_model_stands_for_the_trace_of_the_micro_batch_that_the_plan_runs(fold
         assert asked.step.traces[0].facts.batch == samples, "a forward pass runs its batch at once"
     with pytest.raises(InputError, match="sequence of a trace that was captured"):
         predict("gpt2-tiny-b8", make_plan(), "dgx-h100", sequence=128)
-
-
-@pytest.mark.parametrize(
-    ("plan", "asked", "recipe"),
-    [
-        ("fsdp", {}, "fsdp2-mixed"),
-        ("ddp", {}, "megatron-bf16"),
-        ("fsdp", {"precision": "megatron-bf16"}, "megatron-bf16"),
-    ],
-)
-def test_a_recipe_that_nobody_gives_is_that_of_the_framework_that_has_the_plan(folder, plan, asked, recipe):
-    alone = predict(folder, plan, "dgx-h100", ranks=4, batch=8, sequence=128, interval=False, **asked)
-    facts = alone.step.traces[0].facts
-    assert facts.recipe.name == recipe
-    assert bool(facts.language_model.get("precision_assumed")) == (not asked)
-    workshop = Workshop({"tiny": folder}, {"dgx-h100": "dgx-h100"}, interval=False)
-    values = {"trace": "tiny", "platform": "dgx-h100", "batch": 8, "sequence": 128, "data": 4, **asked}
-    row = workshop.predict(0, fill_values({**values, "sharding": named_plan(plan, 4).sharding}))
-    assert row["step_time_s"] == alone.step_time_s and row["peak_memory_bytes"] == alone.step.known_peak_bytes
 
 
 def test_rates_follow_from_the_step_time_and_the_sizes(prediction):

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from trioflow.base.arguments import Flag, declare, documented, settle_fields
 from trioflow.base.errors import PlanError, suggest
 from trioflow.base.plugins import list_plugins, load_plugin
-from trioflow.base.precision_recipes import DEFAULT_RECIPE, FSDP_RECIPE
 from trioflow.base.settings import NAME
 from trioflow.base.units import BYTES_PER_MIB
 
@@ -309,11 +308,6 @@ class Plan:
     def shards_units(self) -> bool:
         """Whether parameters are sharded unit by unit (FSDP2's ``fully_shard``)."""
         return self.sharding in UNIT_SHARDINGS
-
-    @property
-    def usual_precision(self) -> str:
-        """The precision recipe of a language model under this plan that nobody names one for."""
-        return FSDP_RECIPE if self.shards_units else DEFAULT_RECIPE
 
     @property
     def reduces_each(self) -> bool:

@@ -135,11 +135,6 @@ class PrecisionRecipe:
         return f"{self.name}: {linear}{weights}, {kept} gradients, {state} optimizer state"
 
 
-DEFAULT_RECIPE = "megatron-bf16"
-"""Of a language model where nothing is said: people train so, and every plan and mixture of experts runs so."""
-FSDP_RECIPE = "fsdp2-mixed"
-"""The same under a plan of ``fully_shard``, as torchtitan trains."""
-
 _PLAIN = tuple(PrecisionRecipe(name, name) for name in ("fp32", "tf32", "bf16", "fp16"))
 _MAIN: dict[str, Any] = {"parameter_bytes": 2, "main_parameter_bytes": 4, "gather_bytes": 2}
 _MEGATRON: dict[str, Any] = {"loss_copies": 1, "gather_buffers": 1, "framework": MEGATRON, **_MAIN}
@@ -170,7 +165,7 @@ RECIPES = {
     recipe.name: recipe
     for recipe in (
         *_PLAIN,
-        PrecisionRecipe(FSDP_RECIPE, "bf16", shards_main=True, **_MAIN),
+        PrecisionRecipe("fsdp2-mixed", "bf16", shards_main=True, **_MAIN),
         PrecisionRecipe("fsdp2-bf16-reduce", "bf16", reduce_bytes=2, shards_main=True, **_MAIN),
         *(
             PrecisionRecipe(f"{MEGATRON}-{name}", name, gather_buffers=1, framework=MEGATRON)
@@ -209,6 +204,8 @@ RECIPES = {
     )
 }
 """By name; fp32, tf32, bf16 and fp16 keep everything in single precision, the last two compute by autocast."""
+DEFAULT_RECIPE = "megatron-bf16"
+"""Of a language model where nothing is said: people train so, and every plan and mixture of experts runs so."""
 _AUTOCAST = {"autocast": "bf16"}
 """Other words for some of them."""
 RECIPE_NAMES = (*RECIPES, *_AUTOCAST)

@@ -78,7 +78,7 @@ def describe_model(facts: Facts) -> str:
             f"{language[0].describe()}; sequence {language[1]}",
             " (default: --sequence)" * bool(step.get("sequence_assumed")),
             f", {recipe}",
-            " (default: --precision)" * bool(step.get("precision_assumed")),
+            " (default: --precision; PyTorch's FSDP: fsdp2-mixed)" * bool(step.get("precision_assumed")),
             ", deterministic " if step.get("deterministic") else ", ",
             f"{step['attention']} attention, {_FUSED[str(step.get('fusion', EAGER))]}",
             ", a CUDA graph for each block and direction" * bool(step.get("cuda_graphs")),

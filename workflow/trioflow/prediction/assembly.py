@@ -10,7 +10,6 @@ from trioflow.base.derived import derived
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.plugins import load_plugin
-from trioflow.base.precision_recipes import DEFAULT_RECIPE
 from trioflow.costmodel.choices import MEASURED, choose_times, find_collectives, find_own_model, load_collectives
 from trioflow.costmodel.collectives.platform import PlatformCollectives
 from trioflow.costmodel.device_times import DeviceTimes
@@ -240,7 +239,7 @@ def _open_models(traces: Traces, plan: Plan, batch: int | None, options: Options
         return load_traces(traces, **options.language_step, fixed=True), batch
     samples = 1 if batch is None else count_samples(plan, batch)
     step = {"batch": samples, **options.language_step}
-    trace: Trace = language_models().trace_of(model, step, plan.usual_precision)
+    trace: Trace = language_models().trace_of(model, step)
     return trace, samples * plan.data * plan.pieces if batch is None else batch
 
 
@@ -268,7 +267,7 @@ def load_traces(traces: Traces, *, fixed: bool = False, **step: Any) -> list[Tra
     if isinstance(traces, DeviceTimes):
         return traces.traces
     if isinstance(traces, Model):
-        return [language_models().trace_of(traces, step, step.pop("usual_precision", DEFAULT_RECIPE))]
+        return [language_models().trace_of(traces, step)]
     several = [traces] if isinstance(traces, str | Path | Trace) else traces
     if not several:
         raise InputError("no traces", fix="give one trace or more")

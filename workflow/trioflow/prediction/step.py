@@ -26,7 +26,7 @@ from trioflow.base.arguments import Flag, declare, documented
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import find_traits
-from trioflow.base.precision_recipes import DEFAULT_RECIPE, FSDP_RECIPE, RECIPE_NAMES
+from trioflow.base.precision_recipes import DEFAULT_RECIPE, RECIPE_NAMES
 from trioflow.base.provenance import read_json
 from trioflow.base.settings import OPTIMIZERS
 from trioflow.costmodel.collectives.model import load_collective_model
@@ -198,8 +198,7 @@ class Options(SimulationOptions):
     memory: bool = declare("whether peak memory is estimated too; 0 if not", True)
     sequence: int | None = declare("tokens per sample", None, Flag("N", usual=True), minimum=1)
     precision: str | None = declare(
-        f"precision recipe of weights, gradients, optimizer and compute; by default {FSDP_RECIPE} for a plan of"
-        f" FSDP (fsdp, hsdp, zero2, zero3), else {DEFAULT_RECIPE}. One of"
+        f"precision recipe of weights, gradients, optimizer and compute; {DEFAULT_RECIPE} by default. One of"
         f" {', '.join(RECIPE_NAMES)}",
         None,
         Flag("RECIPE", usual=True),

@@ -209,11 +209,9 @@ class Workshop(Derives):
         try:
             options = Options(interval=self.interval, **read_assumptions(values))
             step = {word: value for word, value in options.language_step.items() if value is not None}
-            plan = resolve_plan(values)
-            if model:
-                step["usual_precision"] = plan.usual_precision
             trace = self.name_step(name, step)
             facts = self.load_traces(trace)[0].facts
+            plan = resolve_plan(values)
             batch = resolve_batch(values, plan, facts.batch)
             if not (values["micro_batches"] or values["accumulate"] > 1 or options.last_batch):
                 plan = cut_micro_batches(model, plan, batch, values["micro_batch"] or None, options.mode)

@@ -37,7 +37,6 @@ from numpy.typing import NDArray
 from trioflow import __version__, tables
 from trioflow.base.errors import InputError, TraceError, suggest
 from trioflow.base.input_files import LARGEST_JSON_BYTES, check_file, parse_json
-from trioflow.base.precision_recipes import DEFAULT_RECIPE
 from trioflow.base.provenance import atomic_path, digest_file, read_json, write_json
 from trioflow.base.units import format_bytes, format_time, ns_to_s
 from trioflow.tables import PHASES
@@ -520,7 +519,7 @@ def save_trace(trace: Trace, folder: str | Path) -> None:
     write_json(Path(folder) / "trace.json", {**facts, DIGESTS: digests})
 
 
-def load_trace(folder: str | Path, usual_precision: str = DEFAULT_RECIPE, **step: Any) -> Trace:
+def load_trace(folder: str | Path, **step: Any) -> Trace:
     """Read a trace, from a folder, a pack or the name of one that ships with trioflow.
 
     ``folder``: a trace; or a language model by its name or its configuration, whose trace is made
@@ -533,7 +532,7 @@ def load_trace(folder: str | Path, usual_precision: str = DEFAULT_RECIPE, **step
     """
     path, model = find_trace(folder), find_model(folder)
     if model is not None:
-        return cast("Trace", language_models().trace_of(model, step, usual_precision))
+        return cast("Trace", language_models().trace_of(model, step))
     if path.exists():
         refuse_step(step, str(folder))
     if path.is_file():

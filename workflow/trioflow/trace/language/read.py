@@ -12,7 +12,6 @@ from typing import Any
 from trioflow.base.errors import InputError
 from trioflow.base.input_files import LARGEST_JSON_BYTES, parse_json, parse_toml, read_text
 from trioflow.base.plugins import load_plugins
-from trioflow.base.precision_recipes import DEFAULT_RECIPE
 from trioflow.base.provenance import read_table
 from trioflow.base.yaml_files import parse_yaml
 from trioflow.trace.language.sizes import Configuration, ConfigurationFile, LanguageModel, LanguageStep, Network
@@ -69,11 +68,11 @@ def parse_configuration(text: str, file: str) -> Configuration | Network:
     )
 
 
-def trace_of(found: Configuration | Network, asked: Mapping[str, Any], precision: str = DEFAULT_RECIPE) -> Trace:
+def trace_of(found: Configuration | Network, asked: Mapping[str, Any]) -> Trace:
     """Return the trace of a configuration's training step; what is ``asked`` of a ``LanguageStep`` wins over the file.
 
-    A sequence that nobody gives is the model's usual one, and ``sequence_assumed`` in the facts; a recipe that nobody
-    gives is ``precision``, and ``precision_assumed``. Raises InputError as ``make_trace``.
+    A sequence that nobody gives is the model's usual one, and ``sequence_assumed`` in the facts, as
+    ``precision_assumed``. Raises InputError as ``make_trace``.
     """
     from trioflow.trace.language.make import make_network_trace, make_trace  # a recorded trace needs neither
 
@@ -81,9 +80,7 @@ def trace_of(found: Configuration | Network, asked: Mapping[str, Any], precision
     if isinstance(found, Network):
         return make_network_trace(found, asked)
     stated = {**found.step, **asked}
-    trace = make_trace(
-        found.model, LanguageStep(**{"sequence": found.usual_sequence, "precision": precision, **stated})
-    )
+    trace = make_trace(found.model, LanguageStep(**{"sequence": found.usual_sequence, **stated}))
     changes: dict[str, Any] = {"warnings": trace.facts.warn(*found.notes)} if found.notes else {}
     assumed = {f"{name}_assumed": True for name in ("sequence", "precision") if name not in stated}
     if assumed:
