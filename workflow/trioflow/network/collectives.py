@@ -82,7 +82,7 @@ def scale_to_links(cost: CollectiveCost, platform: Platform) -> CollectiveCost:
     ``node_collectives``. Links between nodes are left out: nothing measured there is taken from a shipped model.
     """
     shipped = _load_measured_node(platform)
-    if shipped is None:
+    if shipped is None or (shipped.links, shipped.routing) == (platform.links, platform.routing):
         return cost
     here, there = _measure_routes(platform), _measure_routes(shipped)
     if not here or not there:
@@ -107,11 +107,14 @@ def scale_to_links(cost: CollectiveCost, platform: Platform) -> CollectiveCost:
 
 
 def _load_measured_node(platform: Platform) -> Platform | None:
-    """Return a node of the shipped platform that measured collectives hold for: its node's name, then its own."""
+    """Return the shipped platform that measured collectives hold for: a node of its node's, else of its own name, all of it."""
     known, wanted = list_platforms(), platform.node_collectives
     named = [name for name in (wanted, platform.name) if name in known]
     named += [name for name in known if wanted and _node_model(name) == wanted]
-    return _load(named[0], min(platform.ranks, platform.ranks_per_node or platform.ranks)) if named else None
+    if not named:
+        return None
+    node = min(platform.ranks, platform.ranks_per_node or platform.ranks)
+    return _load(named[0], platform.ranks if named[0] == platform.name else node)
 
 
 @cache
