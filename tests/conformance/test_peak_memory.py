@@ -1,6 +1,7 @@
 """Predicted peaks of memory are those of real steps, as PyTorch's own allocator counts them."""
 
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 from captured import BATCH, CNN, TRANSFORMER
@@ -42,6 +43,36 @@ CASES = [
 ]
 
 
+def measure_workspace(operators, samples):
+    """Return what oneDNN holds at most beside a convolution's gradients on this processor, which no trace shows [bytes].
+
+    Weights in its own order, partial sums: from one copy of the weight to eight, as the processor's kernels have it.
+    """
+    most = 0
+    for made, read, weight, *_ in operators.loc[operators["name"] == "aten::convolution_backward", "input_shapes"]:
+        gradient, inputs = (torch.randn(samples, *map(int, shape[1:])) for shape in (made, read))
+        weights = torch.randn(*map(int, weight))
+        stride, padding = -(-int(read[2]) // int(made[2])), int(weight[2]) // 2
+        with torch.profiler.profile(profile_memory=True) as profile:
+            torch.ops.aten.convolution_backward(
+                gradient,
+                inputs,
+                weights,
+                None,
+                [stride] * 2,
+                [padding] * 2,
+                [1, 1],
+                False,
+                [0, 0],
+                1,
+                [True, True, False],
+            )
+        events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+        sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+        most = max(most, 4 * weights.numel(), *accumulate(sizes, initial=-4 * (inputs.numel() + weights.numel())))
+    return most
+
+
 @pytest.mark.parametrize(("trace", "row", "plan"), CASES)
 def test_predicted_peaks_are_those_of_real_steps(trace, row, plan, request):
     from oracles.peak_memory import compare_peaks, make_case
@@ -53,11 +84,9 @@ def test_predicted_peaks_are_those_of_real_steps(trace, row, plan, request):
     assert len(table) >= 1
     # Gloo's threads keep a bucket for a while, now on one rank, now on the other.
     buckets = case.memory[0]["categories"].get("bucket", 0)
-    # On some processors oneDNN copies a convolution's weight into its own order, which is not predicted.
-    convolves = traced.operators["name"].str.contains("convolution").any()
-    copied = max(int(g["size_bytes"]) for g in traced.facts.gradients) if convolves else 0
+    workspace = max(measure_workspace(traced.operators, samples) for samples in (BATCH // 2, BATCH))
     for row in table.itertuples():
-        low, high = row.predicted_bytes, row.predicted_bytes + buckets + copied
+        low, high = row.predicted_bytes, row.predicted_bytes + buckets + workspace
         # Shares of the measured peak, as the table's errors are.
         assert low <= row.measured_bytes * (1 + LIMIT), row
         assert high >= row.measured_bytes * (1 - LIMIT), row
