@@ -32,7 +32,7 @@ _FEW = 4
 class WaySearch:
     """Finds all best ways between nodes over links of positive cost, and remembers what it has searched.
 
-    Dijkinta's algorithm from the start and, against the links, from the end, until what is left of both is together no
+    Dijkstra's algorithm from the start and, against the links, from the end, until what is left of both is together no
     shorter than a known way: few nodes where the two are close. What was searched around a node serves all that start
     or end there; an end that many starts ask for is searched from alone, as far as those need. The best ways are then
     collected from the end on, without nodes too far from the start (I. Pohl, Bi-directional Search, Machine
