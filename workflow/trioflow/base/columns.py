@@ -1,0 +1,106 @@
+"""Tables as numpy columns: what a prediction computes on. A frame of pandas is made of one only where a user asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ABSENT = -1
+"""Stands for a missing value in a column of whole numbers that may lack some: numbers, sizes and places are 0 or more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """A column of text that holds each different text once."""
+
+    codes: NDArray[np.int32]  # place in ``words`` of each row's text, ABSENT where it is missing [rows]
+    words: Sequence[str]
+
+    @classmethod
+    def of(cls, texts: Iterable[str | None]) -> Texts:
+        """Return a column of texts, its words in the order in which they come first."""
+        places: dict[str, int] = {}
+        codes = [ABSENT if text is None else places.setdefault(text, len(places)) for text in texts]
+        return cls(np.array(codes, dtype=np.int32), list(places))
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def take(self, rows: NDArray[Any] | slice) -> Texts:
+        """Return some rows: by place, by mask or a slice."""
+        return Texts(self.codes[rows], self.words)
+
+    def isin(self, words: Iterable[str]) -> NDArray[np.bool_]:
+        """Return which rows are one of some words [rows]."""
+        chosen = set(words)
+        return np.array([word in chosen for word in self.words] + [False])[self.codes]
+
+    def tolist(self) -> list[str | None]:
+        """Return every row's text, None where it is missing."""
+        words = [*self.words, None]
+        return [words[code] for code in self.codes.tolist()]
+
+
+Column = NDArray[Any] | Texts
+
+
+class Columns(Mapping[str, Column]):
+    """A table: columns of as many rows, by name; lists of numbers or shapes are arrays of objects."""
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        self._columns = dict(columns)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._columns[name]
+
+    def __iter__(self) -> Any:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(next(iter(self._columns.values()), ()))
+
+    def take(self, rows: NDArray[Any] | slice) -> Columns:
+        """Return some rows: by place, by mask or a slice."""
+        taken = {name: c.take(rows) if isinstance(c, Texts) else c[rows] for name, c in self._columns.items()}
+        return Columns(taken)
+
+    def replace(self, **changed: Column) -> Columns:
+        """Return the table with other or further columns."""
+        return Columns({**self._columns, **changed})
+
+    @classmethod
+    def of_frame(cls, frame: pd.DataFrame) -> Columns:
+        """Return a frame's columns: text as `Texts`, whole numbers that lack some with ABSENT, lists as objects."""
+        return cls({str(name): _read_column(frame[name]) for name in frame.columns})
+
+    def to_frame(self, nullable: Iterable[str] = ()) -> pd.DataFrame:
+        """Return the table as a frame; ABSENT is missing in the ``nullable`` columns."""
+        import pandas as pd
+
+        columns: dict[str, Any] = {
+            name: pd.Series(c.tolist(), dtype="str") if isinstance(c, Texts) else c for name, c in self._columns.items()
+        }
+        for name in set(nullable) & columns.keys():
+            columns[name] = pd.arrays.IntegerArray(columns[name], columns[name] == ABSENT)
+        return pd.DataFrame(columns, copy=False)
+
+
+def _read_column(column: pd.Series[Any]) -> Column:
+    kind = str(column.dtype)
+    if kind in ("str", "string", "category"):
+        return Texts.of(column.astype(object).where(column.notna(), None))
+    if kind == "Int64":
+        return column.to_numpy(dtype=np.int64, na_value=ABSENT)
+    return column.to_numpy()
