@@ -8,9 +8,9 @@ from fuzz import SHARE
 from trioflow.base.errors import PlanError
 from trioflow.costmodel.choices import choose_times, load_named_platform
 from trioflow.costmodel.uncertainty import BATCH, COLLECTIVES, PIPELINE, load_residuals
-from trioflow.engine.simulate import simulate_interval
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
+from trioflow.prediction.step import simulate_interval
 from trioflow.trace.store import load_trace
 
 PLATFORM = "dgx-h100"

@@ -415,7 +415,7 @@ def test_a_step_is_extrapolated_within_its_anchor_and_says_so(tiny):
         told = graph.tasks
         compute_s[way] = float(told.loc[told["kind"] == "compute", "duration_s"].sum())
         assert any("--anchor" in text for text in graph.metadata.warnings) == (way != "none")
-        low, high = graph.metadata.compute_interval
+        low, high = graph.metadata.uncertainty.compute
         assert (low < 0.95 and high > 1.05) == (way != "none")
     gone_s = compute_s["none"] - np.array([compute_s["timer"], compute_s["ratio"]])
     assert gone_s == pytest.approx(0.2 * total, rel=1e-3)

@@ -18,9 +18,10 @@ from trioflow.costmodel.collectives.model import load_collective_model
 from trioflow.costmodel.features import OperatorModel
 from trioflow.costmodel.files import SHIPPED_MODELS
 from trioflow.costmodel.operators.model import load_operator_model
+from trioflow.costmodel.uncertainty import Uncertainty
 from trioflow.engine.folding import fold as folding
 from trioflow.engine.folding.fold import TooLargeError, check_division, check_expansion, estimate_bytes, refine
-from trioflow.engine.simulate import SimulationOptions, _simulate, simulate, simulate_interval
+from trioflow.engine.simulate import SimulationOptions, _simulate, simulate
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.platform import BUILDERS, load_platform
 from trioflow.hardware.topologies.nodes import build_rail_optimised
@@ -28,6 +29,7 @@ from trioflow.network.networks import NETWORKS
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import FoldedTaskGraph, TaskGraph, TaskGraphBuilder, load_task_graph
+from trioflow.prediction.step import simulate_interval
 from trioflow.trace.store import Trace, load_trace
 
 COLLECTIVES = load_collective_model(SHIPPED_MODELS / "cpu2-gloo" / "collectives.json")
@@ -137,7 +139,7 @@ def test_the_ends_of_an_interval_are_simulations_of_their_own(trace: Trace, mode
     """They are made ready together with the nominal one, and say what each alone says."""
     graph = build(trace, model, data=2, tensor=2, pipeline=2, schedule="1f1b")
     machine = load_platform("dgx-h100", 8)
-    graph.metadata = replace(graph.metadata, compute_interval=(0.7, 1.6), least_half_log=0.0)
+    graph.metadata = replace(graph.metadata, uncertainty=Uncertainty((0.7, 1.6)))
     told = simulate_interval(graph, machine, COLLECTIVES, fold=fold).summary
     assert told.folded == fold
     for bound, factor in (("low_s", 0.7), ("high_s", 1.6)):

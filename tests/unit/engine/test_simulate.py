@@ -9,13 +9,15 @@ from measured_cost import Measured
 from oracles.plain_engine import PlainFairShareNetwork
 from trioflow import tables
 from trioflow.base.errors import InputError, SimulationError
-from trioflow.engine.simulate import ENGINES, simulate, simulate_interval
+from trioflow.costmodel.uncertainty import Uncertainty
+from trioflow.engine.simulate import ENGINES, simulate
 from trioflow.export.step_tables import build_critical_path
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.platform import BUILDERS, load_platform
 from trioflow.hardware.topologies.grids import build_ring
 from trioflow.network.networks import NETWORKS
 from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
+from trioflow.prediction.step import simulate_interval
 from trioflow.report.intervals import measure_intervals, merge_intervals, subtract_intervals
 
 BANDWIDTH, LATENCY_S = 1e9, 1e-6
@@ -179,7 +181,7 @@ def test_empty_graph() -> None:
 
 def test_interval() -> None:
     graph = data_parallel()
-    graph.metadata = GraphMetadata(compute_interval=(0.5, 2.0))
+    graph.metadata = GraphMetadata(uncertainty=Uncertainty((0.5, 2.0)))
     result = simulate_interval(graph, make_platform(), Cost())
     assert result.summary.step_time_s == 8.0
     # Compute of 3.5 s with half a second exposed; 14 s with 3 s exposed.

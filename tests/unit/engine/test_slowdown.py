@@ -12,11 +12,12 @@ import yaml
 from trioflow.base.errors import InputError, PlatformError, SimulationError
 from trioflow.engine import result
 from trioflow.engine.result import MOST_TASKS, DrawnGraph, check_size
-from trioflow.engine.simulate import measure_overlap, simulate, simulate_interval
+from trioflow.engine.simulate import measure_overlap, simulate
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 from trioflow.prediction.assembly import prepare_step
+from trioflow.prediction.step import simulate_interval
 
 CALM = load_platform("dgx-h100", 2)
 SLOWED = replace(CALM, compute_slowdown_during_collective=2.0)

@@ -8,7 +8,7 @@ import pytest
 from measured_cost import Measured
 from trioflow.base.provenance import PACKAGE
 from trioflow.costmodel.collectives.platform import load_platform_collectives
-from trioflow.engine.simulate import simulate, simulate_interval
+from trioflow.engine.simulate import simulate
 from trioflow.export.step_tables import measure_links
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import load_platform
@@ -27,6 +27,7 @@ from trioflow.network.collectives import CollectivePlanner
 from trioflow.network.routing import Router
 from trioflow.parallel.task_graph import TaskGraphBuilder
 from trioflow.prediction.assembly import choose_collectives
+from trioflow.prediction.step import simulate_interval
 
 INSIDE, NIC, HOP_S = 100e9, 10e9, 4e-6
 NODE_S = {"all_reduce": 2e-3, "all_gather": 1e-3, "reduce_scatter": 1e-3, "broadcast": 5e-4}

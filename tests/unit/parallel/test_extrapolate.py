@@ -47,8 +47,8 @@ def test_one_rank_at_the_traced_batch_is_the_trace(cnn_trace):
     graph = extrapolate(cnn_trace, make_plan(), MODEL)
     assert graph.tasks["duration_s"].sum() == pytest.approx(cnn_trace.facts.step_time_s, rel=1e-4)
     assert graph.tasks["kind"].isin(["compute", "host"]).all()
-    assert graph.metadata.compute_confidence == "measured"
-    low, high = graph.metadata.compute_interval
+    assert graph.metadata.uncertainty.confidence == "measured"
+    low, high = graph.metadata.uncertainty.compute
     assert low <= 1.0 <= high
 
 
@@ -184,9 +184,9 @@ def test_beyond_all_traces_the_nearest_is_rescaled(cnn_trace, larger):
     reference = choose_reference([cnn_trace, larger], 64 * BATCH)
     assert reference.trace.facts is larger.facts and reference.batch == 4 * BATCH
     graph = extrapolate([larger, cnn_trace], make_plan(), ProportionalModel(), batch=64 * BATCH)
-    assert graph.metadata.compute_confidence == "extrapolated"
+    assert graph.metadata.uncertainty.confidence == "extrapolated"
     between = extrapolate([larger, cnn_trace], make_plan(), ProportionalModel(), batch=2 * BATCH)
-    assert between.metadata.compute_confidence == "interpolated"
+    assert between.metadata.uncertainty.confidence == "interpolated"
     assert between.metadata.traced_batches == [BATCH, 4 * BATCH]
 
 

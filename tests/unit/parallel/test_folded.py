@@ -380,7 +380,10 @@ def test_what_is_written_is_read_again(found, tmp_path):
         ({"plan": {"data": 2}}, "metadata plan: .*`plan`"),
         ({"operator_times": {"cost_model": "c"}}, "metadata operator_times: .*`confidence`"),
         *[
-            ({"compute_interval": wrong}, "metadata compute_interval")
+            (
+                {"uncertainty": {"compute": wrong, "confidence": "", "least_half_log": 0.0, "first_call_s": 0.0}},
+                "metadata uncertainty",
+            )
             for wrong in ([1.1, 0.9], [0.0, 1.0], [1.0], ["a", "b"])
         ],
     ],

@@ -19,7 +19,7 @@ from trioflow.cli.output import add_command, list_forms, print_warnings, write_o
 from trioflow.costmodel.collectives.model import COLLECTIVES, SHIFT
 from trioflow.costmodel.collectives.platform import METHODS, PlatformCollectives
 from trioflow.engine.result import Result
-from trioflow.engine.simulate import simulate, simulate_interval
+from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Platform
 from trioflow.network.across_nodes import LEAST_STEP, describe_inter_node, measures_a_node, open_platform
 from trioflow.network.algorithms.catalogue import spell_algorithm
@@ -27,7 +27,7 @@ from trioflow.network.collectives import CollectiveCost, LinkCollectives, Relink
 from trioflow.network.message_planner import WHOLE
 from trioflow.parallel.task_graph import TaskGraphBuilder
 from trioflow.prediction.assembly import choose_collectives, doubt_collectives
-from trioflow.prediction.step import Options
+from trioflow.prediction.step import Options, simulate_interval
 
 _MOST_BYTES = 10**15
 """Of a rank's buffer: a thousand times more than any memory."""

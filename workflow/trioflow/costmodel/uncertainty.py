@@ -188,6 +188,36 @@ def combine_intervals(*intervals: tuple[float, float]) -> tuple[float, float]:
     return (float(np.exp(-spreads[0])), float(np.exp(spreads[1])))
 
 
+@dataclass(frozen=True)
+class Uncertainty:
+    """How far a step may be off, before judged steps of its kind say more: 80 % intervals, and what they rest on."""
+
+    compute: tuple[float, float] = (1.0, 1.0)  # factors on compute at the ends of the interval
+    confidence: str = "measured"  # of compute: one of ``engine.result.CONFIDENCES``
+    least_half_log: float = 0.0  # least half width of the step's interval, as a logarithm, without its first call
+    first_call_s: float = 0.0  # a call that initialises stays as it was recorded, on the way through every step [s]
+
+    def __post_init__(self) -> None:
+        low, high = interval = self.compute
+        if not 0 < low <= high < math.inf:
+            raise InputError(
+                f"{interval!r} is not an interval of compute factors",
+                place="uncertainty.compute",
+                fix="give a low and a high factor, such as [0.9, 1.1]",
+            )
+
+    def widen(self, step_s: float, low_s: float, high_s: float) -> tuple[float, float]:
+        """Return the ends of a step's interval, from a step and its times with all parts at one end [s].
+
+        Shared links can turn a faster part into a slower whole; the interval still holds it.
+        """
+        least, fixed_s = math.exp(self.least_half_log), min(self.first_call_s, step_s)
+        return (
+            min(low_s + fixed_s * (1 - self.compute[0]), fixed_s + (step_s - fixed_s) / least),
+            max(high_s - fixed_s * (self.compute[1] - 1), fixed_s + (step_s - fixed_s) * least),
+        )
+
+
 TIMER, RATIO, NONE = "timer", "ratio", "none"
 ANCHOR_WAYS = (TIMER, RATIO, NONE)
 """Ways to bring operators to their step: less the timer, one factor, or as they are."""

@@ -481,40 +481,8 @@ def simulate(
     return _simulate(graph, platform, collectives, replace(options, **changes), "time_s")
 
 
-def simulate_interval(
-    graph: TaskGraph,
-    platform: Platform,
-    collectives: CollectiveCost | None = None,
-    options: SimulationOptions = DEFAULTS,
-    **changes: Any,
-) -> Result:
-    """Simulate a task graph, and the ends of its 80 % interval beside it; arguments and errors as in ``simulate``.
-
-    ``graph.metadata`` holds the interval of compute times and the least half width of the step's. Links are recorded of
-    the nominal run. Low ends of compute and collectives are taken together, and high ends: fully correlated errors make
-    the interval wide rather than narrow. Without a measured cost, communication has no interval of its own.
-    """
-    nominal_options = replace(options, **changes)
-    low, high = graph.metadata.compute_interval
-    ends = [_End("low_s", low), _End("high_s", high)]
-    nominal, at_ends = _simulate_ends(graph, platform, collectives, nominal_options, ends)
-    step_time_s = nominal.summary.step_time_s
-    # Shared links can turn a faster part into a slower whole; the interval still holds it.
-    least = math.exp(graph.metadata.least_half_log)
-    # A call that initialises stays as it was recorded, on the way through every step.
-    fixed_s = min(graph.metadata.first_call_s, step_time_s)
-    (low_s, low_wall_s), (high_s, high_wall_s) = at_ends
-    summary = replace(
-        nominal.summary,
-        low_s=min(low_s + fixed_s * (1 - low), fixed_s + (step_time_s - fixed_s) / least),
-        high_s=max(high_s - fixed_s * (high - 1), fixed_s + (step_time_s - fixed_s) * least),
-        simulator_wall_s=nominal.summary.simulator_wall_s + low_wall_s + high_wall_s,
-    )
-    return replace(nominal, summary=summary)
-
-
 @dataclass(frozen=True)
-class _End:
+class End:
     """An end of an interval: which of a collective's times is taken, and a factor on compute."""
 
     bound: Bound
@@ -525,16 +493,16 @@ _Times = list[tuple[float, float]]
 """Time of the step at each end, and wall time of its event loop [s]."""
 
 
-def _simulate_ends(
+def simulate_ends(
     graph: TaskGraph,
     platform: Platform,
     collectives: CollectiveCost | None,
     options: SimulationOptions,
-    ends: Sequence[_End],
+    ends: Sequence[End],
 ) -> tuple[Result, _Times]:
-    """Simulate a graph, and at the ends of its interval: with other times on the same links, where they are.
+    """Simulate a graph; and with the times of some ends of an interval, on the same links where they are; errors as `simulate`.
 
-    A simulation each where algorithms differ at the ends, collectives slow compute down, or links are recorded
+    Links are recorded of the nominal run. A simulation each where algorithms differ at the ends, collectives slow compute down, or links are recorded
     (unfolded).
     """
     unrecorded = replace(options, record_links=False)
@@ -567,7 +535,7 @@ def _simulate_once(
     collectives: CollectiveCost | None,
     options: SimulationOptions,
     bound: Bound,
-    ends: Sequence[_End] = (),
+    ends: Sequence[End] = (),
 ) -> tuple[Result, _Times]:
     """Simulate; and with the times of some ends of an interval, on what was made ready once."""
     engine = options.engine
@@ -593,7 +561,7 @@ def _make_ready(
     collectives: CollectiveCost | None,
     options: SimulationOptions,
     bound: Bound,
-    ends: Sequence[_End],
+    ends: Sequence[End],
     reason: str = "not asked for",
 ) -> Prepared:
     """Return what an engine is given."""
@@ -611,7 +579,7 @@ def _make_ready(
         return mover
 
     cases, planners = [], _find_planners(platform, collectives)
-    for end in (_End(bound, 1.0), *ends):
+    for end in (End(bound, 1.0), *ends):
         planner = planners.choose(end.bound, algorithms, chunks)
         cases.append(Case(planner, options.scale_compute(end.compute_factor).compute_scale))
     if options.record_links and options.fold:

@@ -33,6 +33,7 @@ from trioflow.costmodel.uncertainty import (
     PIPELINE,
     Anchoring,
     StepAnchor,
+    Uncertainty,
     combine_intervals,
     describe_anchor,
     least_half_width,
@@ -348,7 +349,6 @@ def _describe_graph(step: _Step, written: _Written) -> GraphMetadata:
     first = step.given[0]
     share = step.batch / first.facts.batch / plan.ranks
     gathered = f", {describe_units(reference.trace)}" if plan.shards_units else ""
-    interval, confidence = _certainty(step, written)
     launch_s = find_launch_s(step.host, trace.facts)
     warnings = [*mention_launches(trace.facts.warnings, launch_s, trace.facts), *describe_anchor(step.anchor)]
     warnings += [*_size_warnings(step.schedule, step.sizes), *_repeat_warnings(step)]
@@ -366,10 +366,7 @@ def _describe_graph(step: _Step, written: _Written) -> GraphMetadata:
         device_name=reference.trace.facts.device_name,
         mode=step.mode,
         baseline_step_time_s=baseline_s,
-        compute_interval=interval,
-        compute_confidence=confidence,
-        least_half_log=_least_half_width(reference, plan, step.sizes, step.anchoring.way),
-        first_call_s=float(reference.trace.facts.first_call_s or 0.0) * len(step.sizes),
+        uncertainty=_estimate_uncertainty(step, written),
         stages=[list(stage) for stage in written.cut],
         peak_memory_bytes=written.peak_bytes,
         memory_curves=take_curves(written.peaks),
@@ -378,8 +375,8 @@ def _describe_graph(step: _Step, written: _Written) -> GraphMetadata:
     )
 
 
-def _certainty(step: _Step, written: _Written) -> tuple[tuple[float, float], str]:
-    """Return interval and confidence of the compute."""
+def _estimate_uncertainty(step: _Step, written: _Written) -> Uncertainty:
+    """Return how far the step may be off: of its compute by what it rests on, of the step by what was not recorded."""
     plan, facts, works, times = step.plan, step.trace.facts, written.works, step.times[0]
     rescaled = set(works.factors) != {1.0} or plan.tensor * plan.context > 1 or plan.sharding != "none"
     of_device, of_size = times_interval(facts), (1.0, 1.0)
@@ -396,9 +393,12 @@ def _certainty(step: _Step, written: _Written) -> tuple[tuple[float, float], str
     )
     beyond = step.extrapolated or works.extrapolated or carried
     beyond |= {step.reference.batch} != set(step.sizes)
+    confidence = "extrapolated" if beyond else "interpolated"
+    least = _least_half_width(step.reference, plan, step.sizes, step.anchoring.way)
+    first_call_s = float(step.reference.trace.facts.first_call_s or 0.0) * len(step.sizes)
     if not (rescaled or works.predicted or carried):
-        return interval, "measured"
-    return interval, "extrapolated" if beyond else "interpolated"
+        confidence = "measured"
+    return Uncertainty(interval, confidence, least, first_call_s)
 
 
 def _least_half_width(reference: Reference, plan: Plan, sizes: Sequence[int], way_to_step: str) -> float:

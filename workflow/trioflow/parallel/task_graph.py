@@ -11,7 +11,6 @@ Which ranks of a plan are alike: where they lie in a grid, and classes divided w
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -30,6 +29,7 @@ from trioflow.base.derived import Derives
 from trioflow.base.errors import InputError, PlanError, TableError
 from trioflow.base.plan_row import Plan
 from trioflow.base.runs import list_runs
+from trioflow.costmodel.uncertainty import Uncertainty
 from trioflow.parallel.plan import make_plan
 
 if TYPE_CHECKING:
@@ -52,9 +52,8 @@ class GraphMetadata:
 
     ``mode`` is of ``schedules.table.MODES``, ``batch`` of the whole step; ``trace_shares`` is the share of the step
     that each traced batch decides, ``traced_phases_s`` traced time by phase at each batch [s], ``baseline_step_time_s``
-    the traced step shared out evenly by samples and ranks [s]. ``compute_interval`` holds the factors of an 80 %
-    interval, ``least_half_log`` the step's least half width as a logarithm, without ``first_call_s`` [s]; ``peak_memory_bytes`` is the fullest
-    rank's, ``memory`` and ``memory_curves`` see ``memory.estimate_memory`` and ``take_curves``. ``experiment`` and
+    the traced step shared out evenly by samples and ranks [s]. ``uncertainty`` is for whoever predicts the step:
+    nothing here reads it; ``peak_memory_bytes`` is the fullest rank's, ``memory`` and ``memory_curves`` see ``memory.estimate_memory`` and ``take_curves``. ``experiment`` and
     ``operator_times`` (what times rest on) are of an experiment of the workflow.
     """
 
@@ -69,10 +68,7 @@ class GraphMetadata:
     trace_shares: dict[str, float] = field(default_factory=dict)
     traced_phases_s: dict[str, dict[str, float]] = field(default_factory=dict)
     baseline_step_time_s: float = 0.0
-    compute_interval: tuple[float, float] = (1.0, 1.0)
-    compute_confidence: str = "measured"
-    least_half_log: float = 0.0
-    first_call_s: float = 0.0
+    uncertainty: Uncertainty = field(default_factory=Uncertainty)
     stages: list[list[str]] = field(default_factory=list)
     peak_memory_bytes: int = 0
     memory: list[dict[str, Any]] = field(default_factory=list)
@@ -81,19 +77,10 @@ class GraphMetadata:
     experiment: str | None = None
     operator_times: TimesOrigin | None = None
 
-    def __post_init__(self) -> None:
-        low, high = interval = self.compute_interval
-        if not 0 < low <= high < math.inf:
-            raise InputError(
-                f"{interval!r} is not an interval of compute factors",
-                place="compute_interval",
-                fix="give a low and a high factor, such as [0.9, 1.1]",
-            )
-
     def to_dict(self) -> dict[str, Any]:
         """Return what JSON holds of it: an experiment's entries only where it is one's."""
         found = {cell.name: getattr(self, cell.name) for cell in fields(self)}
-        found |= {"plan": asdict(self.plan), "compute_interval": list(self.compute_interval)}
+        found |= {"plan": asdict(self.plan), "uncertainty": asdict(self.uncertainty)}
         if self.operator_times is not None:
             found["operator_times"] = asdict(self.operator_times)
         return {name: value for name, value in found.items() if value is not None}

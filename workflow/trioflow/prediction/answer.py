@@ -279,7 +279,7 @@ class Prediction:
     def confidence(self) -> str:
         """The worst of operators' times, their rescaling, collectives and judged steps of its kind: one of ``CONFIDENCES``."""
         words: list[str] = [
-            self.task_graph.metadata.compute_confidence,
+            self.task_graph.metadata.uncertainty.confidence,
             self._summary.confidence,
             self.step.confidence,
             load_calibration()[self.step.kind][1],

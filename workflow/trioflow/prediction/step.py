@@ -47,7 +47,8 @@ from trioflow.costmodel.uncertainty import (
     load_calibration,
 )
 from trioflow.engine.result import CONFIDENCES, Result, measure_concurrency
-from trioflow.engine.simulate import SimulationOptions, simulate, simulate_interval
+from trioflow.engine.simulate import DEFAULTS as UNCHANGED
+from trioflow.engine.simulate import End, SimulationOptions, simulate, simulate_ends
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.network.across_nodes import INTER_NODE, TCP_BYTES_PER_S, Bandwidth
@@ -330,6 +331,27 @@ class Options(SimulationOptions):
 DEFAULTS = Options()
 
 
+def simulate_interval(
+    graph: TaskGraph,
+    platform: Platform,
+    collectives: CollectiveCost | None = None,
+    options: SimulationOptions = UNCHANGED,
+    **changes: Any,
+) -> Result:
+    """Simulate a task graph, and the ends of its 80 % interval beside it; arguments and errors as in ``engine.simulate.simulate``.
+
+    Low ends of compute and collectives are taken together, and high ends: fully correlated errors make the interval
+    wide rather than narrow. Without a measured cost, communication has no interval of its own.
+    """
+    uncertainty = graph.metadata.uncertainty
+    ends = [End("low_s", uncertainty.compute[0]), End("high_s", uncertainty.compute[1])]
+    nominal, at_ends = simulate_ends(graph, platform, collectives, replace(options, **changes), ends)
+    (low_s, low_wall_s), (high_s, high_wall_s) = at_ends
+    low_s, high_s = uncertainty.widen(nominal.summary.step_time_s, low_s, high_s)
+    wall_s = nominal.summary.simulator_wall_s + low_wall_s + high_wall_s
+    return replace(nominal, summary=replace(nominal.summary, low_s=low_s, high_s=high_s, simulator_wall_s=wall_s))
+
+
 @dataclass(frozen=True)
 class Simulated:
     """A simulated step: ``graph`` has the session's ``factors`` on each rank's phases, ``trace_only_s`` has not [s]."""
@@ -418,7 +440,7 @@ class Step:
     @property
     def kind(self) -> str:
         """Which kind of step it is: a row of ``data/step_calibration.tsv``."""
-        metadata, words = (self.graph.metadata, (self.graph.metadata.compute_confidence, self.confidence))
+        metadata, words = (self.graph.metadata, (self.graph.metadata.uncertainty.confidence, self.confidence))
         ranks, in_node = metadata.ranks, self.platform.ranks_per_node or metadata.ranks
         kinds = {
             RECORDED: ranks == 1 and set(words) == {CONFIDENCES[0]},
@@ -491,13 +513,15 @@ def extend_step(fewer: Step, more: Step, plan: Plan, batch: int) -> Step:
     few, many = fewer.graph.metadata, more.graph.metadata
     counts = few.plan.micro_batches, many.plan.micro_batches
     beyond = (plan.micro_batches - counts[1]) / (counts[1] - counts[0])
-    grown = ("first_call_s", "baseline_step_time_s", "peak_memory_bytes", "memory")
+    grown = ("baseline_step_time_s", "peak_memory_bytes", "memory")
+    first_call_s = _extend(few.uncertainty.first_call_s, many.uncertainty.first_call_s, beyond)
     text = many.plan_text.replace(describe_plan(many.plan, many.batch), describe_plan(plan, batch))
     metadata = replace(
         many,
         plan=plan,
         batch=batch,
         plan_text=text,
+        uncertainty=replace(many.uncertainty, first_call_s=first_call_s),
         **{name: _extend(getattr(few, name), getattr(many, name), beyond) for name in grown},
     )
     graph = copy(more.graph)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trioflow.base.errors import PlanError, TraceError
 from trioflow.base.units import ns_to_s
 from trioflow.costmodel.device_times import PREDICTED, find_launch_s, host_times, mention_launches, times_interval
-from trioflow.costmodel.uncertainty import ALONE, COLLECTIVES, combine_intervals, least_half_width
+from trioflow.costmodel.uncertainty import ALONE, COLLECTIVES, Uncertainty, combine_intervals, least_half_width
 from trioflow.parallel.extrapolate import phase_times, repeat_interval
 from trioflow.parallel.plan import AS_TRACED, make_plan
 from trioflow.parallel.task_graph import Family, Fold, FoldedTaskGraph, GraphMetadata, TaskGraph, TaskGraphBuilder
@@ -419,9 +419,11 @@ def _describe(given: Sequence[_Rank], ranks: int, launch_s: float) -> GraphMetad
         traced_phases_s={str(facts.batch): phase_times(given[0].trace)},
         device_name=facts.device_name,
         baseline_step_time_s=float(facts.step_time_s),
-        compute_interval=interval,
-        compute_confidence="extrapolated" if carried else "measured",
-        least_half_log=least_half_width(left, kind, workload, ranks),
-        first_call_s=float(facts.first_call_s or 0.0),
+        uncertainty=Uncertainty(
+            interval,
+            "extrapolated" if carried else "measured",
+            least_half_width(left, kind, workload, ranks),
+            float(facts.first_call_s or 0.0),
+        ),
         warnings=mention_launches(facts.warnings, launch_s, facts),
     )

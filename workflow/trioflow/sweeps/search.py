@@ -520,7 +520,7 @@ class _Search:
         if step.fits_memory is False:
             return _Trial(step.wanted_bytes, step.fit_probability)
         result = workshop.simulate(step)
-        highest = step.graph.metadata.compute_interval[1]
+        highest = step.graph.metadata.uncertainty.compute[1]
         slower = step.replace_options(interval=False, compute_scale=highest, draws=0)
         time_s, draws = result.step_time_s, result.draws
         ranked_s = time_s if draws is None else draws.expected_s
