@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
 ABSENT = -1
 """Stands for a missing value in a column of whole numbers that may lack some: numbers, sizes and places are 0 or more."""
@@ -81,6 +82,11 @@ class Columns(Mapping[str, Column]):
         return Columns({**self._columns, **changed})
 
     @classmethod
+    def of_arrow(cls, table: pa.Table) -> Columns:
+        """Return a table's columns, as `of_frame`."""
+        return cls({name: read_arrow_column(table.column(name)) for name in table.column_names})
+
+    @classmethod
     def of_frame(cls, frame: pd.DataFrame) -> Columns:
         """Return a frame's columns: text as `Texts`, whole numbers that lack some with ABSENT, lists as objects."""
         return cls({str(name): _read_column(frame[name]) for name in frame.columns})
@@ -97,8 +103,34 @@ class Columns(Mapping[str, Column]):
         return pd.DataFrame(columns, copy=False)
 
 
+def read_arrow_column(column: pa.ChunkedArray) -> Any:
+    """Return a column of a table, with ABSENT where a whole number is missing; what comes of Parquet may be shared memory."""
+    array = column.unify_dictionaries().combine_chunks()
+    kind = str(array.type)
+    if kind.startswith("dictionary"):
+        return Texts(_read_numbers(array.indices, np.dtype(np.int32)), array.dictionary.to_pylist())
+    if kind == "string":
+        return Texts.of(array.to_pylist())
+    if kind in ("int64", "double"):
+        return _read_numbers(array, np.dtype(np.int64 if kind == "int64" else np.float64))
+    return np.fromiter(array.to_pylist(), dtype=object, count=len(array))
+
+
+def _read_numbers(array: pa.Array, kind: np.dtype[Any]) -> NDArray[Any]:
+    """Return an array's numbers; what is missing as ABSENT, or not a number."""
+    if not array.null_count:
+        return np.from_dlpack(array)
+    rows = slice(array.offset, array.offset + len(array))
+    buffers = array.buffers()
+    validity, values = np.frombuffer(buffers[0], np.uint8), np.frombuffer(buffers[1], kind)
+    present = np.unpackbits(validity, bitorder="little")[rows].astype(bool)
+    return np.where(present, values[rows], np.array(ABSENT if kind.kind == "i" else np.nan, dtype=kind))
+
+
 def _read_column(column: pd.Series[Any]) -> Column:
     kind = str(column.dtype)
+    if kind == "object" and all(isinstance(cell, str) for cell in column):
+        kind = "str"
     if kind in ("str", "string", "category"):
         return Texts.of(column.astype(object).where(column.notna(), None))
     if kind == "Int64":

@@ -7,13 +7,12 @@ question makes its own, so that a trace may be changed between two of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from functools import cached_property, wraps
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
+from trioflow.base.columns import ABSENT, Columns
 from trioflow.base.derived import Derives, derived
 from trioflow.costmodel.features import class_of_name
-from trioflow.tables import list_cells
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace, tensor_bytes
 
@@ -52,18 +51,29 @@ class Operator(NamedTuple):
         return next((place for place in places if len(self.input_shapes[place]) > 1), None)
 
 
-@dataclass(repr=False, eq=False)
 class ModelGraph(Trace, Derives):
     """A trace that does not change any more."""
 
     @classmethod
     def of(cls, trace: Trace) -> ModelGraph:
         """Return the graph of a trace; itself where it is one."""
-        return trace if isinstance(trace, ModelGraph) else cls(trace.operators, trace.tensors, trace.facts)
+        return (
+            trace if isinstance(trace, ModelGraph) else cls(trace.operator_columns, trace.tensor_columns, trace.facts)
+        )
+
+    @cached_property
+    def operator_columns(self) -> Columns:
+        """The operators, without a frame."""
+        return super().operator_columns
+
+    @cached_property
+    def tensor_columns(self) -> Columns:
+        """The tensors, without a frame."""
+        return super().tensor_columns
 
     def with_facts(self, facts: Facts) -> ModelGraph:
         """Return the graph of the same tables with other facts, with all that was made of the tables alone."""
-        graph = ModelGraph(self.operators, self.tensors, facts)
+        graph = self.replace(facts)
         vars(graph).update((name, getattr(self, name)) for name in _OF_TABLES)
         return graph
 
@@ -75,22 +85,24 @@ class ModelGraph(Trace, Derives):
     @cached_property
     def storage(self) -> list[int]:
         """Storage of every tensor [tensors]."""
-        return list(map(int, self.tensors["storage_id"]))
+        return list(self.tensor_columns["storage_id"].tolist())
 
     @cached_property
     def category(self) -> list[str]:
         """Category of every tensor, as in ``tables.TENSORS`` [tensors]."""
-        return list(map(str, self.tensors["category"]))
+        return list(self.tensor_columns["category"].tolist())
 
     @cached_property
     def shape(self) -> list[tuple[int, ...]]:
         """Shape of every tensor [tensors]."""
-        return [tuple(map(int, shape)) for shape in self.tensors["shape"]]
+        return [tuple(map(int, shape)) for shape in self.tensor_columns["shape"]]
 
     @cached_property
     def rows(self) -> list[Operator]:
         """Every operator, by its number [operators]."""
-        columns = {name: list_cells(self.operators[name]) for name in Operator._fields[:-3]}
+        columns = {name: self.operator_columns[name].tolist() for name in Operator._fields[:-3]}
+        for name in ("forward_op_id", "sequence_number"):
+            columns[name] = [None if number == ABSENT else number for number in columns[name]]
         reads, makes = ([[*map(self.storage.__getitem__, ids)] for ids in columns[name]] for name in _TENSORS)
         weights = [[i for i in ids if self.category[i] == "parameter"] for ids in columns["input_ids"]]
         return [*map(Operator, *columns.values(), reads, makes, weights)]
@@ -115,7 +127,18 @@ class ModelGraph(Trace, Derives):
         return found
 
 
-_OF_TABLES = ("size", "storage", "category", "shape", "rows", "forward", "backward", "backward_of")
+_OF_TABLES = (
+    "operator_columns",
+    "tensor_columns",
+    "size",
+    "storage",
+    "category",
+    "shape",
+    "rows",
+    "forward",
+    "backward",
+    "backward_of",
+)
 _TENSORS = ("input_ids", "output_ids")
 
 

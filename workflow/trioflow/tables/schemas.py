@@ -5,24 +5,30 @@ What a column is: its type, meaning and unit; words that columns are restricted 
 Tables on disk: read, written and checked by their schemas.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from itertools import repeat
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-import pandas as pd
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
+from trioflow.base.columns import Columns, read_arrow_column
 from trioflow.base.errors import TableError
 from trioflow.base.input_files import check_file
 from trioflow.base.machine_memory import find_available_bytes
 from trioflow.base.plan_row import Plan
 from trioflow.base.provenance import PACKAGE, atomic_path
 from trioflow.base.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PHASES = ("forward", "backward", "optimizer")
 STREAMS = (
@@ -143,8 +149,9 @@ def validate(table: pa.Table, name: str, file: str | Path | None = None, schema:
     Raises TableError, which names the file, the row, the column and the value.
     """
     schema = SCHEMAS[name] if schema is None else schema
-    if not table.schema.equals(schema):
-        differences = sorted({f"{f.name}: {f.type}" for f in table.schema} ^ {f"{f.name}: {f.type}" for f in schema})
+    kinds = [f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in table.schema]
+    if not pa.schema(kinds).equals(schema):
+        differences = sorted({f"{f.name}: {f.type}" for f in kinds} ^ {f"{f.name}: {f.type}" for f in schema})
         raise TableError(
             f"not a {name} table of this version (differs in {differences or 'order or nulls'})",
             file=file,
@@ -153,43 +160,42 @@ def validate(table: pa.Table, name: str, file: str | Path | None = None, schema:
     for field in schema:
         column = table.column(field.name)
         if not field.nullable and column.null_count:
-            row = pc.index(column.is_null(), True).as_py()
+            row = column.to_pylist().index(None)
             raise TableError("a value is missing", file=file, place=f"row {row}, column {field.name}")
-        _check_values(column, field, file)
+        row, problem = _find_wrong(column, field)
+        if problem:
+            raise TableError(problem, file=file, place=f"row {row}, column {field.name}")
     key = {"operators": "op_id", "tensors": "tensor_id", "tasks": "task_id"}.get(name)
     if key:
-        row = _first(pc.not_equal(table.column(key), pa.array(range(len(table)), INT)))
+        numbers = read_arrow_column(table.column(key))
+        row = _first(numbers != np.arange(len(table)))
         if row >= 0:
             raise TableError(
-                f"{table.column(key)[row]} found where {row} is due",
+                f"{numbers[row]} found where {row} is due",
                 file=file,
                 place=f"row {row}, column {key}",
                 fix="number the rows from 0 without gaps",
             )
 
 
-def _check_values(column: pa.ChunkedArray, field: pa.Field, file: str | Path | None) -> None:
-    """Check one column's values: allowed words, and no negative times or sizes."""
+def _find_wrong(column: pa.ChunkedArray, field: pa.Field) -> tuple[int, str]:
+    """Return the first row whose word is not allowed, or whose time or size is negative, and the problem; none where all are right."""
     if field.name in _CHOICES:
-        allowed = _CHOICES[field.name]
-        row = _first(pc.invert(pc.is_in(column, pa.array(allowed, field.type))))
-        if row >= 0:
-            raise TableError(
-                f"{column[row].as_py()!r} is not one of {', '.join(filter(None, allowed))}",
-                file=file,
-                place=f"row {row}, column {field.name}",
-            )
-    elif pa.types.is_primitive(field.type) and field.name.endswith(_NOT_NEGATIVE):
-        row = _first(pc.invert(pc.greater_equal(column, 0)))
-        if row >= 0:
-            raise TableError(
-                f"{column[row].as_py()} is negative or not a number", file=file, place=f"row {row}, column {field.name}"
-            )
+        allowed, texts = _CHOICES[field.name], read_arrow_column(column)
+        row = _first(~texts.isin(allowed))
+        words = ", ".join(filter(None, allowed))
+        return row, f"{texts.tolist()[row]!r} is not one of {words}" if row >= 0 else ""
+    if field.name.endswith(_NOT_NEGATIVE) and field.type in (INT, FLOAT):
+        numbers = read_arrow_column(column)
+        wrong = ~(numbers >= 0) & column.is_valid().to_numpy() if column.null_count else ~(numbers >= 0)
+        row = _first(wrong)
+        return row, f"{numbers[row]} is negative or not a number" if row >= 0 else ""
+    return -1, ""
 
 
-def _first(wrong: pa.ChunkedArray) -> int:
+def _first(wrong: NDArray[np.bool_]) -> int:
     """Return the first row for which something holds, -1 where there is none."""
-    return int(pc.index(wrong, True).as_py())
+    return int(wrong.argmax()) if wrong.any() else -1
 
 
 def write_table(
@@ -229,13 +235,16 @@ def write_arrow(table: pa.Table, path: str | Path, metadata: dict[str, Any] | No
         pq.write_table(table, temporary, compression="zstd")
 
 
-def open_parquet(source: str | Path | pa.BufferReader) -> pq.ParquetFile:
-    """Open a Parquet file whose content fits the memory there is; TableError where it does not, or the file is no Parquet."""
+def open_parquet(source: str | Path | pa.BufferReader, texts: Sequence[str] = ()) -> pq.ParquetFile:
+    """Open a Parquet file whose content fits the memory there is; TableError where it does not, or the file is no Parquet.
+
+    ``texts``: columns to be read as words and their places.
+    """
     file = None if isinstance(source, pa.BufferReader) else source
     if file is not None:
         check_file(file, TableError)
     try:
-        opened = pq.ParquetFile(source)
+        opened = pq.ParquetFile(source, read_dictionary=list(texts))
     except (pa.ArrowException, OSError) as error:
         raise TableError(f"not a readable Parquet file ({error})", file=file) from None
     facts = opened.metadata
@@ -253,16 +262,25 @@ def open_parquet(source: str | Path | pa.BufferReader) -> pq.ParquetFile:
     return opened
 
 
-def read_arrow(path: str | Path, name: str, schema: pa.Schema | None = None) -> tuple[pa.Table, dict[Any, Any]]:
-    """Read and validate a Parquet table, and its metadata; TableError where it is no such table."""
+def read_arrow(
+    path: str | Path | pa.BufferReader, name: str, schema: pa.Schema | None = None, texts: Sequence[str] = ()
+) -> tuple[pa.Table, dict[Any, Any]]:
+    """Read and validate a Parquet table, and its metadata; TableError where it is no such table. ``texts``: as `open_parquet`."""
+    file = None if isinstance(path, pa.BufferReader) else path
     try:
-        table = open_parquet(path).read()
+        table = open_parquet(path, texts).read()
     except (pa.ArrowException, OSError) as error:
-        raise TableError(f"not a readable Parquet file ({error})", file=path) from None
+        raise TableError(f"not a readable Parquet file ({error})", file=file) from None
     raw = (table.schema.metadata or {}).get(b"trioflow", b"{}")
     table = table.replace_schema_metadata(None)
-    validate(table, name, path, schema)
+    validate(table, name, file, schema)
     return table, json.loads(raw)
+
+
+def read_columns(path: str | Path | pa.BufferReader, name: str) -> Columns:
+    """Return a Parquet table's columns, as `read_arrow`."""
+    texts = [field.name for field in SCHEMAS[name] if field.type == TEXT]
+    return Columns.of_arrow(read_arrow(path, name, texts=texts)[0])
 
 
 def read_table(path: str | Path, name: str, schema: pa.Schema | None = None) -> pd.DataFrame:
@@ -278,10 +296,12 @@ def read_table(path: str | Path, name: str, schema: pa.Schema | None = None) -> 
 
 def _nullable_integers(kind: pa.DataType) -> Any:
     """Keep integers with missing values as integers."""
+    import pandas as pd
+
     return pd.Int64Dtype() if pa.types.is_int64(kind) else None
 
 
-def list_cells(column: "pd.Series[Any]") -> list[Any]:
+def list_cells(column: pd.Series[Any]) -> list[Any]:
     """Return a column's cells; missing ones become None."""
     present = column.notna()
     return (column if present.all() else column.astype(object).where(present, None)).tolist()
@@ -295,6 +315,8 @@ def records(frame: pd.DataFrame, *columns: str) -> list[dict[str, Any]]:
 
 def flatten(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Return rows as a frame, without the columns that hold lists or mappings."""
+    import pandas as pd
+
     frame = pd.DataFrame(rows)
     return frame.loc[:, ~frame.map(lambda cell: isinstance(cell, list | tuple | dict)).any()]
 

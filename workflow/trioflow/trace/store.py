@@ -27,14 +27,14 @@ from itertools import chain
 from math import prod
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from trioflow import __version__, tables
+from trioflow.base.columns import Columns
 from trioflow.base.errors import InputError, TraceError, suggest
 from trioflow.base.input_files import LARGEST_JSON_BYTES, check_file, parse_json
 from trioflow.base.provenance import atomic_path, digest_file, read_json, write_json
@@ -43,6 +43,8 @@ from trioflow.tables import PHASES
 from trioflow.trace.facts import DIGESTS, STEP_TIME_SOURCES, UNTIMED, Facts, check_facts
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from trioflow.trace.language.sizes import Configuration, Network
 
 _MOST_OF_STEP = 2.0
@@ -56,31 +58,19 @@ MOST_ELEMENTS = 1 << 40
 _FIX = "import or capture it again, or undo the edit"
 
 
-class _Trace(Protocol):
-    """`trace.store.Trace`, which uses this module."""
-
-    operators: pd.DataFrame
-    tensors: pd.DataFrame
-    facts: Facts
-
-
-def tensor_bytes(trace: _Trace) -> list[int]:
+def tensor_bytes(trace: Trace) -> list[int]:
     """Return the size of every tensor of a trace, by ``tensor_id`` [bytes]."""
-    columns = (trace.tensors[name].tolist() for name in ("shape", "elem_bytes"))
+    columns = (trace.tensor_columns[name].tolist() for name in ("shape", "elem_bytes"))
     return [prod(shape) * int(size) for shape, size in zip(*columns, strict=True)]
 
 
-class _Columns:
-    """The columns of a trace as the checks take them; each is made once, when asked for."""
+class _Content:
+    """What a trace holds as the checks take it."""
 
-    def __init__(self, trace: _Trace) -> None:
-        self.operators, self.tensors, self.facts = trace.operators, trace.tensors, trace.facts
-        self.count, self.batch = len(trace.operators), trace.facts.batch
-
-    def numbers(self, name: str, absent: int = -1, table: str = "operators") -> NDArray[np.int64]:
-        """Return a whole-numbered column; what is missing as another number."""
-        column = getattr(self, table)[name]
-        return np.asarray(column.fillna(absent), dtype=np.int64)
+    def __init__(self, trace: Trace) -> None:
+        self.trace, self.facts, self.batch = trace, trace.facts, trace.facts.batch
+        self.operators, self.tensors = trace.operator_columns, trace.tensor_columns
+        self.count = self.operators.rows
 
 
 Found = tuple[str, str, str]
@@ -93,15 +83,14 @@ def _rows(wrong: NDArray[np.bool_], column: str, problem: Callable[[int], str]) 
         yield "operators", f"row {row}, column {column}", problem(row)
 
 
-def _check_works(c: _Columns) -> Iterator[Found]:
+def _check_works(c: _Content) -> Iterator[Found]:
     """Check that phases are named, work is possible and adds up, and parts fit into wholes."""
-    phases = np.asarray(c.operators["phase"], dtype=str)
-    yield from _rows(phases == "", "phase", lambda row: "the phase is empty")
+    yield from _rows(c.operators["phase"].isin([""]), "phase", lambda row: "the phase is empty")
     for name in ("flop", "read_bytes", "write_bytes", "device_ns", "cpu_ns"):
         numbers = c.operators[name].tolist()  # of Python: their sum cannot overflow
         if (max(numbers, default=0) if name == "flop" else sum(numbers)) >= MOST_WORK:
             row = max(range(len(numbers)), key=numbers.__getitem__)
-            what = f"{numbers[row]} of {c.operators['name'].iloc[row]!r:.60}"
+            what = f"{numbers[row]} of {c.operators['name'].tolist()[row]!r:.60}"
             yield "operators", f"row {row}, column {name}", f"{what} is more than any step"
     flop = sum(c.operators["flop"].tolist())  # of Python: a million tokens overflow 64 bits
     counts = (("operators", c.facts.operators, c.count), ("flop", c.facts.flop, flop))
@@ -109,26 +98,26 @@ def _check_works(c: _Columns) -> Iterator[Found]:
         if isinstance(stated, int) and stated != counted:
             yield "facts", name, f"{stated} is stated, but the operators have {counted}"
     for name in ("flop", "read_bytes", "write_bytes"):
-        whole, part = c.numbers(name), c.numbers(f"batch_{name}")
+        whole, part = c.operators[name], c.operators[f"batch_{name}"]
         for row in np.flatnonzero(part > whole).tolist():
             problem = f"{part[row]} grow with the batch, of {whole[row]} in all"
             yield "operators", f"row {row}, column batch_{name}", problem
 
 
-def _check_references(c: _Columns) -> Iterator[Found]:
+def _check_references(c: _Content) -> Iterator[Found]:
     """Check that operators come after those that they differentiate, and tensors name operators that are there."""
-    forward = c.numbers("forward_op_id")
+    forward = c.operators["forward_op_id"]
     outside = (forward < -1) | (forward >= np.arange(c.count))
     yield from _rows(outside, "forward_op_id", lambda row: f"{forward[row]} is not an operator before it")
     yield from _check_tensors(c)
     for name in ("producer_op_id", "last_op_id"):
-        numbers = c.numbers(name, table="tensors")
+        numbers = c.tensors[name]
         for row in np.flatnonzero((numbers >= c.count) | (numbers < -1)).tolist():
             problem = f"operator {numbers[row]} does not exist"
             yield "tensors", f"row {row}, column {name}", problem
 
 
-def _check_tensors(c: _Columns) -> Iterator[Found]:
+def _check_tensors(c: _Content) -> Iterator[Found]:
     """Take a type's size of an element from its first row; an undefined tensor has size 0."""
     sizes: dict[str, int] = {}
     columns = (c.tensors[name].tolist() for name in ("shape", "elem_bytes", "dtype"))
@@ -142,7 +131,7 @@ def _check_tensors(c: _Columns) -> Iterator[Found]:
             yield "tensors", f"row {row}, column shape", f"{list(shape)!r:.60} is not a shape"
 
 
-def _check_shapes(c: _Columns) -> Iterator[Found]:
+def _check_shapes(c: _Content) -> Iterator[Found]:
     """Compare the shapes that operators recorded with those of the tensors that they name."""
     shapes = [list(shape) for shape in c.tensors["shape"]]
     for side in ("input", "output"):
@@ -159,21 +148,21 @@ def _check_shapes(c: _Columns) -> Iterator[Found]:
                 yield "operators", f"row {row}, column {side}_shapes", problem
 
 
-def _check_batch(c: _Columns) -> Iterator[Found]:
+def _check_batch(c: _Content) -> Iterator[Found]:
     """Look for the batch among the sizes that grow with it, and the inputs', where all growth begins."""
-    dims, recorded = c.numbers("batch_dim"), c.operators["output_shapes"].tolist()
+    dims, recorded = c.operators["batch_dim"], c.operators["output_shapes"].tolist()
     for row in np.flatnonzero(dims >= 0).tolist():
         shapes, dim = recorded[row], int(dims[row])
         if not shapes or dim >= len(shapes[0]) or shapes[0][dim] % c.batch:
             problem = f"dimension {dim} of {shapes!r:.60} is not a multiple of the batch, {c.batch}"
             yield "operators", f"row {row}, column batch_dim", problem
-    inputs = c.tensors["shape"][c.tensors["category"] == "input"]
+    inputs = c.tensors["shape"][c.tensors["category"].isin(["input"])]
     grows = bool(c.operators["batch_read_bytes"].any())
     if grows and len(inputs) and not any(c.batch in shape for shape in inputs):
         yield "facts", "batch", f"no input of the step has {c.batch} samples"
 
 
-def _check_parameters(c: _Columns) -> Iterator[Found]:
+def _check_parameters(c: _Content) -> Iterator[Found]:
     for key, entries in (("parameters", c.facts.parameters), ("buffers", c.facts.buffers)):
         for row, one in enumerate(entries or []):
             size, shape = one.get("elem_bytes", 1), one.get("shape", [])
@@ -183,7 +172,7 @@ def _check_parameters(c: _Columns) -> Iterator[Found]:
                 yield "facts", f"{key}[{row}].shape", f"{shape!r:.60} is not a shape"
 
 
-def _check_gradients(c: _Columns) -> Iterator[Found]:
+def _check_gradients(c: _Content) -> Iterator[Found]:
     """Check that gradients are of the step, stand once, and are as large as their parameters."""
     for row, one in enumerate(c.facts.gradients):
         ready = one["ready_after_op_id"]
@@ -210,12 +199,12 @@ def _check_gradients(c: _Columns) -> Iterator[Found]:
             yield "facts", place, f"{size} bytes, its parameter has {due}"
 
 
-def _check_bytes(c: _Columns) -> Iterator[Found]:
+def _check_bytes(c: _Content) -> Iterator[Found]:
     """Compare an operator's bytes with all that its tensors hold; one in place may write its inputs."""
-    sizes, inputs = tensor_bytes(c), c.operators["input_ids"].tolist()
-    in_place = [str(name).endswith("_") for name in c.operators["name"]]
+    sizes, inputs = tensor_bytes(c.trace), c.operators["input_ids"].tolist()
+    in_place = [str(name).endswith("_") for name in c.operators["name"].tolist()]
     for name, side in (("read_bytes", "input_ids"), ("write_bytes", "output_ids")):
-        moved, ids = c.numbers(name).tolist(), c.operators[side].tolist()
+        moved, ids = c.operators[name].tolist(), c.operators[side].tolist()
         for row, (stated_bytes, one) in enumerate(zip(moved, ids, strict=True)):
             writes_more = bool(one) and side == "output_ids" and in_place[row]
             size_bytes = sum(sizes[i] for i in ({*one, *inputs[row]} if writes_more else one))
@@ -224,13 +213,13 @@ def _check_bytes(c: _Columns) -> Iterator[Found]:
                 yield "operators", f"row {row}, column {name}", problem
 
 
-def _check_times(c: _Columns) -> Iterator[Found]:
+def _check_times(c: _Content) -> Iterator[Found]:
     """Compare sums: a device computes one instant once, and a CPU's step is nothing but operators."""
     source, step_s = (c.facts.step_time_source or "un-profiled"), c.facts.step_time_s
     if source == "none" or not c.count:
         return
-    computes = np.asarray(c.operators["kind"], dtype=str) != "collective"
-    device, host = c.numbers("device_ns"), c.numbers("cpu_ns")
+    computes = ~c.operators["kind"].isin(["collective"])
+    device, host = c.operators["device_ns"], c.operators["cpu_ns"]
     device_s, all_s = float(device[computes].sum()) / 1e9, float((device + host).sum()) / 1e9
     on_cpu, place = c.facts.device == "cpu", "column device_ns"
     most = _MOST_OF_BUSY_STEP if on_cpu else _MOST_OF_STEP
@@ -244,7 +233,7 @@ def _check_times(c: _Columns) -> Iterator[Found]:
         yield "operators", place, problem
 
 
-CHECKS: tuple[Callable[[_Columns], Iterator[Found]], ...] = (
+CHECKS: tuple[Callable[[_Content], Iterator[Found]], ...] = (
     _check_works,
     _check_references,
     _check_shapes,
@@ -257,12 +246,12 @@ CHECKS: tuple[Callable[[_Columns], Iterator[Found]], ...] = (
 """In this order: each relies on what those before it found to hold."""
 
 
-def check_trace(trace: _Trace, file: str | Path) -> None:
+def check_trace(trace: Trace, file: str | Path) -> None:
     """Refuse a trace that contradicts itself; its facts have passed ``store.check_facts``, its tables their schemas.
 
     Raises TraceError with ``file``, table (or facts), place and what does not hold.
     """
-    columns = _Columns(trace)
+    columns = _Content(trace)
     for member, place, problem in chain.from_iterable(check(columns) for check in CHECKS):
         raise TraceError(problem, file=file, place=f"{member}, {place}", fix=_FIX)
 
@@ -376,10 +365,10 @@ def _check_manifest(manifest: Any, file: str | Path) -> dict[str, Any]:
     return manifest
 
 
-def read_member(content: bytes, name: str, file: str | Path) -> Any:
+def read_member(content: bytes, name: str, file: str | Path) -> Columns:
     """Read the table ``name`` from its Parquet bytes; errors name the pack."""
     try:
-        return tables.read_table(pa.BufferReader(content), name)
+        return tables.read_columns(pa.BufferReader(content), name)
     except InputError as error:
         place = ", ".join(part for part in (f"{name}.parquet", error.place) if part)
         raise type(error)(error.problem, file=file, place=place, fix=error.fix) from None
@@ -415,13 +404,13 @@ def coverage_of_trace(trace: Trace) -> float | None:
         return float(facts.joined_share)
     if source == "busy":
         return 1.0
-    return ns_to_s(float(trace.operators["device_ns"].sum())) / float(facts.step_time_s)
+    return ns_to_s(float(trace.operator_columns["device_ns"].sum())) / float(facts.step_time_s)
 
 
 def summarise_trace(trace: Trace, name: str) -> dict[str, Any]:
     """Return a row of ``tables.TRACES``, called ``name``."""
-    operators, facts = trace.operators, trace.facts
-    counts = operators["phase"].value_counts()
+    operators, facts = trace.operator_columns, trace.facts
+    counts = Counter(operators["phase"].tolist())
     unjoined = list(facts.unjoined or [])
     return {
         "trace": name,
@@ -433,7 +422,7 @@ def summarise_trace(trace: Trace, name: str) -> dict[str, Any]:
         "optimizer": str(facts.optimizer or ""),
         "step_time_source": str(facts.step_time_source or "un-profiled"),
         "step_time_s": float(facts.step_time_s),
-        **{f"{phase}_operators": int(counts.get(phase, 0)) for phase in PHASES},
+        **{f"{phase}_operators": counts[phase] for phase in PHASES},
         "kernels": int(operators["kernels"].sum()),
         "device_s": ns_to_s(float(operators["device_ns"].sum())),
         "coverage": coverage_of_trace(trace),
@@ -461,13 +450,51 @@ MOST_UNNAMED = 0.5
 """Share of the time in operators whose tensors, or whose results, nobody recorded: from there on what needs them is refused."""
 
 
+class _Table:
+    """A table of a trace: as it was given, a frame or columns; a frame as soon as one is asked for, as that may be changed."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, trace: Trace | None, owner: type) -> pd.DataFrame:
+        if trace is None:
+            raise AttributeError(self.name)  # a field without a default
+        table = vars(trace)[self.name]
+        if isinstance(table, Columns):
+            numbers = [name for name, column in table.items() if getattr(column, "dtype", None) == np.int64]
+            table = vars(trace)[self.name] = table.to_frame(numbers).copy()
+        return cast("pd.DataFrame", table)
+
+    def __set__(self, trace: Trace, table: pd.DataFrame | Columns) -> None:
+        vars(trace)[self.name] = table
+
+
+def _as_columns(table: pd.DataFrame | Columns) -> Columns:
+    return table if isinstance(table, Columns) else Columns.of_frame(table)
+
+
 @dataclass(repr=False, eq=False)
 class Trace:
     """One training step of one rank."""
 
-    operators: pd.DataFrame  # columns of ``tables.OPERATORS``, in order of start
-    tensors: pd.DataFrame  # columns of ``tables.TENSORS``
-    facts: Facts  # what is known of the step beside its tables
+    operators: _Table = _Table()  # columns of ``tables.OPERATORS``, in order of start
+    tensors: _Table = _Table()  # columns of ``tables.TENSORS``
+    facts: Facts  # type: ignore[misc]  # what is known of the step beside its tables; no table has a default
+
+    @property
+    def operator_columns(self) -> Columns:
+        """The operators, without a frame."""
+        return _as_columns(vars(self)["operators"])
+
+    @property
+    def tensor_columns(self) -> Columns:
+        """The tensors, without a frame."""
+        return _as_columns(vars(self)["tensors"])
+
+    def replace(self, facts: Facts, operators: pd.DataFrame | Columns | None = None) -> Self:
+        """Return a trace of the same tensors with other facts, and with other operators where given."""
+        tables = vars(self)
+        return type(self)(tables["operators"] if operators is None else operators, tables["tensors"], facts)
 
     @cached_property
     def unshaped_share(self) -> float:
@@ -481,10 +508,10 @@ class Trace:
 
     def _share_without(self, *columns: str) -> float:
         """Return the share of the time, of an untimed step the number, of operators of which all columns are empty."""
-        operators = self.operators
-        passes = (operators["kind"] == "compute") & (operators["phase"] != "optimizer")
-        time_ns = operators["device_ns"].to_numpy(dtype=np.float64) * passes
-        time_ns = time_ns if time_ns.any() else passes.to_numpy(dtype=np.float64)
+        operators = self.operator_columns
+        passes = operators["kind"].isin(["compute"]) & ~operators["phase"].isin(["optimizer"])
+        time_ns = operators["device_ns"] * passes.astype(np.float64)
+        time_ns = time_ns if time_ns.any() else passes.astype(np.float64)
         cells = zip(*(operators[name].tolist() for name in columns), strict=True)
         bare = np.array([not any(map(len, row)) for row in cells], dtype=bool)
         return float(time_ns[bare].sum() / max(time_ns.sum(), 1.0))
@@ -493,7 +520,7 @@ class Trace:
         facts, step_s = self.facts, self.facts.step_time_s
         return (
             f"<Trace {facts.workload}, batch {facts.batch}, on {facts.device_name}: "
-            f"{len(self.operators)} operators, step {format_time(step_s) if step_s else 'without a time'}>"
+            f"{self.operator_columns.rows} operators, step {format_time(step_s) if step_s else 'without a time'}>"
         )
 
 
@@ -550,7 +577,7 @@ def load_trace(folder: str | Path, **step: Any) -> Trace:
             "what `trioflow capture`, `trioflow import` or `trioflow pack` wrote",
         )
     content = read_json(path / "trace.json", TraceError)
-    operators, tensors = (tables.read_table(path / name, name.removesuffix(".parquet")) for name in TABLES)
+    operators, tensors = (tables.read_columns(path / name, name.removesuffix(".parquet")) for name in TABLES)
     return _accept_trace(content, operators, tensors, path, lambda name: digest_file(path / name))
 
 
@@ -595,7 +622,7 @@ def read_pack(file: str | Path) -> Trace:
 
 
 def _accept_trace(
-    content: Any, operators: pd.DataFrame, tensors: pd.DataFrame, file: str | Path, digest: Callable[[str], str]
+    content: Any, operators: Columns, tensors: Columns, file: str | Path, digest: Callable[[str], str]
 ) -> Trace:
     """Make a trace of what a folder or a pack holds, once it agrees with itself.
 
@@ -617,7 +644,7 @@ def _accept_trace(
             f"{' and '.join(edited)} {'was' if len(edited) == 1 else 'were'} edited after the trace"
             " was captured or imported: its members agree with one another, but are not what was recorded"
         )
-        trace = replace(trace, facts=replace(trace.facts, warnings=warnings))
+        trace = trace.replace(replace(trace.facts, warnings=warnings))
     return trace
 
 
