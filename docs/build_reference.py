@@ -20,7 +20,7 @@ from trioflow import tables
 from trioflow.base import experiments
 from trioflow.engine.simulate import SimulationOptions
 from trioflow.network.across_nodes import INTER_NODE
-from trioflow.prediction.step import STEP_WORDS
+from trioflow.prediction.question import STEP_WORDS
 from trioflow.sweeps.description import PARAMETERS, sweep_schema
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -23,9 +23,9 @@ from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import MICRO_BATCH, Corrections, correct_platform, load_platform
 from trioflow.parallel.plan import make_plan
-from trioflow.prediction.assembly import predict, time_operators
+from trioflow.prediction.assembly import predict
 from trioflow.prediction.explain import COMPONENTS, NAMED, Component, Explanation, Measured, explain
-from trioflow.prediction.step import Options
+from trioflow.prediction.question import Options, time_operators
 from trioflow_evaluation.clusters.steps import DEVICE, Run, load_own_platform, predict_run, read_runs, trace_run
 from trioflow_evaluation.fits.collectives import NO_NVLINK, SLOW
 

@@ -34,8 +34,8 @@ from trioflow.costmodel.uncertainty import CALIBRATION, ONE_NODE, RECORDED, load
 from trioflow.engine.result import CONFIDENCES
 from trioflow.parallel.plan import make_plan
 from trioflow.prediction.answer import Prediction
-from trioflow.prediction.assembly import predict, time_operators
-from trioflow.prediction.step import Options
+from trioflow.prediction.assembly import predict
+from trioflow.prediction.question import Options, time_operators
 from trioflow.report.pages import write_markdown, write_percent
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.read import published_models

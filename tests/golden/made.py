@@ -24,7 +24,8 @@ from trioflow.costmodel.operators.precision import in_precision
 from trioflow.hardware.machine import find_device, load_device
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.plan import make_plan
-from trioflow.prediction.assembly import predict, time_operators
+from trioflow.prediction.assembly import predict
+from trioflow.prediction.question import time_operators
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 from trioflow_evaluation.fits.new_gpu import describe_pairs, pair_rows, predict_held_out, summarise_residuals

@@ -20,8 +20,8 @@ import numpy as np
 import pandas as pd
 from trioflow.base.errors import TrioflowError
 from trioflow.hardware.platform import load_platform
-from trioflow.prediction.assembly import predict, time_operators
-from trioflow.prediction.step import Options
+from trioflow.prediction.assembly import predict
+from trioflow.prediction.question import Options, time_operators
 from trioflow.trace.language.read import trace_of
 from trioflow_evaluation.clusters.bridge import CONFIG, DEVICES, GPUS, plan_case
 

@@ -18,7 +18,7 @@ from trioflow import make_plan, predict, tables
 from trioflow.hardware.machine import list_devices
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.memory.peak import HELD_BESIDE, LIKELY
-from trioflow.prediction.assembly import time_operators
+from trioflow.prediction.question import time_operators
 from trioflow_evaluation.clusters.bridge import FOLDER, judge_peaks, read_cases
 from trioflow_evaluation.clusters.page import build_clusters_page, choose_plans, predict_steps, score_ways
 from trioflow_evaluation.clusters.parts import PARTS, select_part

@@ -17,7 +17,7 @@ from trioflow.cli import main
 from trioflow.cli.installation import write_completion
 from trioflow.cli.main import COMMANDS, build_parser
 from trioflow.cli.output import PlainStream, WaitSign, format_table
-from trioflow.prediction.step import Options
+from trioflow.prediction.question import Options
 
 SHOW = ["show", "gpt2-b8"]
 

@@ -160,7 +160,7 @@ ASSEMBLY = {"trioflow.parallel.extrapolate.extrapolate", "trioflow.costmodel.cho
 
 def test_a_step_is_put_together_in_one_place() -> None:
     assembling = {short_name(path) for path in SOURCES if imported_names(path) & ASSEMBLY}
-    assert assembling == {"prediction/assembly", "parallel/extrapolate"}
+    assert assembling == {"prediction/question", "prediction/assembly", "parallel/extrapolate"}
 
 
 @pytest.mark.parametrize("rule", [name for name in DECLARED if not name.isupper()])

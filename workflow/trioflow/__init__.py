@@ -10,7 +10,7 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 HOMES = {
-    "Options": "prediction.step",
+    "Options": "prediction.question",
     "Plan": "base.plan_row",
     "Platform": "hardware.machine",
     "Prediction": "prediction.answer",

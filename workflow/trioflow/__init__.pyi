@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # mypy then reads the modules first
     from trioflow.prediction.fitting import find_largest as find_largest
     from trioflow.prediction.known import models as models
     from trioflow.prediction.known import platforms as platforms
-    from trioflow.prediction.step import Options as Options
+    from trioflow.prediction.question import Options as Options
     from trioflow.report.charts import plot as plot
     from trioflow.sweeps.best_plans import plan as plan
     from trioflow.sweeps.search import SearchResult as SearchResult

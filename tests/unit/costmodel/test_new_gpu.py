@@ -39,7 +39,7 @@ from trioflow.hardware.machine import (
     load_device,
 )
 from trioflow.hardware.platform import load_platform
-from trioflow.prediction.assembly import time_operators
+from trioflow.prediction.question import time_operators
 from trioflow.trace.facts import Facts
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep

@@ -17,6 +17,7 @@ from trioflow.hardware.platform import load_platform
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 from trioflow.prediction.assembly import prepare_step
+from trioflow.prediction.question import resolve
 from trioflow.prediction.step import simulate_interval
 
 CALM = load_platform("dgx-h100", 2)
@@ -144,7 +145,7 @@ def make_graph(rows: list[dict[str, object]], pairs: list[tuple[int, int]] = ())
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.plan)
 def test_a_draw_is_the_simulation_with_its_ranks_factors(plan) -> None:
-    step = prepare_step("gpt2-tiny-b8", plan, "dgx-h100", batch=32)
+    step = prepare_step(resolve("gpt2-tiny-b8", plan, "dgx-h100", batch=32))
     options = {"network": "contention_free", "fold": False}
     factors = [1.0, 1.3, 0.9, 1.05, *[1.0] * 4][: step.platform.ranks]
     nominal = simulate(step.graph, step.platform, step.collectives, step.options, **options)

@@ -12,7 +12,7 @@ from trioflow.hardware.machine import Platform, Routing
 from trioflow.hardware.platform import SHIPPED, list_platforms, load_platform
 from trioflow.network.collectives import RelinkedCollectives, scale_to_links
 from trioflow.prediction.assembly import choose_collectives, doubt_collectives
-from trioflow.prediction.step import Options
+from trioflow.prediction.question import Options
 
 LARGE_BYTES = 1 << 28
 

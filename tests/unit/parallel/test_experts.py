@@ -22,7 +22,7 @@ from trioflow.parallel.splits.routing import (
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import EXPERT_DOMAIN, EXPERT_NODES, EXPERTS
 from trioflow.parallel.splits.vocabulary import prepare_split
-from trioflow.prediction.assembly import time_operators
+from trioflow.prediction.question import time_operators
 from trioflow.trace.language import make
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 from trioflow.trace.store import tensor_bytes

@@ -35,8 +35,8 @@ from trioflow.parallel.plan import describe_plan, make_plan, named_plan
 from trioflow.parallel.reference import choose_reference
 from trioflow.parallel.task_graph import FoldedTaskGraph, TaskGraph, TaskGraphBuilder, load_task_graph
 from trioflow.prediction.answer import predict_step
-from trioflow.prediction.assembly import build_graph, join_step, load_traces, time_operators
-from trioflow.prediction.step import Options
+from trioflow.prediction.assembly import build_graph, join_step
+from trioflow.prediction.question import Options, Question, load_traces, time_operators
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 
@@ -187,7 +187,10 @@ def test_beyond_all_traces_the_nearest_is_rescaled(cnn_trace, larger):
     assert graph.metadata.uncertainty.confidence == "extrapolated"
     between = extrapolate([larger, cnn_trace], make_plan(), ProportionalModel(), batch=2 * BATCH)
     assert between.metadata.uncertainty.confidence == "interpolated"
-    assert between.metadata.traced_batches == [BATCH, 4 * BATCH]
+    assert between.metadata.traced_batch == 4 * BATCH and set(between.metadata.trace_shares) == {
+        str(BATCH),
+        str(4 * BATCH),
+    }
 
 
 def test_traces_that_ran_other_operators_are_not_mixed(cnn_trace, larger):
@@ -313,7 +316,7 @@ def test_the_platform_says_which_messages_are_eager(platform: Platform) -> None:
     plan = make_plan(2, pipeline=2, schedule="1f1b", micro_batches=4)
     asked = Options(interval=True, draws=3)
     answers = [
-        predict_step(join_step(build_graph(times, plan, batch=16), times, one, asked)).to_dict()
+        predict_step(join_step(build_graph(times, plan, batch=16), Question(times, plan, 16, one, asked))).to_dict()
         for one in (platform, replace(platform, eager_send_bytes=1e9))
     ]
     assert answers[1]["step_time_s"] <= answers[0]["step_time_s"]

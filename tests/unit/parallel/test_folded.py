@@ -42,7 +42,7 @@ from trioflow.parallel.task_graph import (
     fold_representatives,
     load_task_graph,
 )
-from trioflow.prediction.assembly import time_operators
+from trioflow.prediction.question import time_operators
 from trioflow.trace.store import Trace, load_trace
 
 PLANS: list[tuple[dict[str, Any], int]] = [

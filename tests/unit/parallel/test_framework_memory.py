@@ -19,8 +19,8 @@ from trioflow.parallel.memory.peak import LIKELY, count_plan_outside, load_survi
 from trioflow.parallel.plan import NAMED, make_plan, named_plan
 from trioflow.parallel.splits.pipeline import list_parameters
 from trioflow.parallel.splits.sharding import find_owners, scale_work
-from trioflow.prediction.assembly import build_graph, prepare_step, time_operators
-from trioflow.prediction.step import Options
+from trioflow.prediction.assembly import build_graph, prepare_step
+from trioflow.prediction.question import Options, resolve, time_operators
 from trioflow.sweeps.search_space import Fates, choose_space, enumerate_plans
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
@@ -124,7 +124,7 @@ def test_stages_that_do_not_fit_are_balanced_by_layers_and_what_is_reserved_is_b
     def ask(stages, room_bytes=machine.device.memory_bytes):
         device = replace(machine.device, memory_bytes=room_bytes + count_plan_outside(plan, "gpu"))
         options = Options(stages=stages)
-        return prepare_step(trace, plan, replace(machine, device=device), batch=16, options=options)
+        return prepare_step(resolve(trace, plan, replace(machine, device=device), batch=16, options=options))
 
     by_time, by_layers = (ask(one).needed_bytes for one in ("time", "count"))
     assert by_time > by_layers

@@ -23,6 +23,7 @@ from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.parallel.programs.offload import size_update
 from trioflow.prediction.answer import describe_memory
 from trioflow.prediction.assembly import predict, prepare_step
+from trioflow.prediction.question import resolve
 from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace, find_trace, load_trace
 
@@ -120,7 +121,7 @@ def test_a_pipeline_holds_its_micro_batches_in_flight_and_no_more():
 
     def held(micro_batches, category, recompute):
         plan = make_plan(pipeline=4, schedule="1f1b", micro_batches=micro_batches, recompute=recompute)
-        step = prepare_step(trace, plan, "dgx-a100", batch=micro_batches)
+        step = prepare_step(resolve(trace, plan, "dgx-a100", batch=micro_batches))
         memory = {one["ranks"][0]: one["categories"] for one in step.graph.metadata.memory}
         return [memory[rank].get(category, 0) for rank in range(4)]
 

@@ -25,7 +25,7 @@ from trioflow.parallel.plan import make_plan, vary_plan
 from trioflow.prediction.assembly import choose_collectives, prepare_step
 from trioflow.prediction.breakdown import Faults, choose_interval_s, measure_goodput
 from trioflow.prediction.fitting import answer_memory, find_largest, find_most, size_step
-from trioflow.prediction.step import Options
+from trioflow.prediction.question import Options, resolve
 
 TRACE = "gpt2-tiny-b8"
 
@@ -52,20 +52,20 @@ def test_the_command_answers_what_simulate_does_and_shows_the_last_rank(capsys: 
 
 def test_changes_are_evaluated_where_the_step_may_not_fit() -> None:
     plan, machine = make_plan(2), load_platform("dgx-a100", 2)
-    step = prepare_step(TRACE, plan, machine, batch=64)
+    step = prepare_step(resolve(TRACE, plan, machine, batch=64))
     room = step.needed_bytes / load_survival().find_limit(0.3, 1.0) + step.outside_bytes
     tight = replace(machine, device=replace(machine.device, memory_bytes=round(room)))
     found = answer_memory(TRACE, plan, tight, batch=64)
     assert found["fit_probability"] == pytest.approx(0.3, rel=0.01) and found["left_bytes"] < 0
     changes = {row["flags"]: row for row in found["changes"]}
     for flags, column in (("--sharding zero1", {"sharding": "zero1"}), ("--accumulate 2", {"accumulate": 2})):
-        expected = size_step(prepare_step(TRACE, vary_plan(plan, **column), tight, batch=64))
+        expected = size_step(prepare_step(resolve(TRACE, vary_plan(plan, **column), tight, batch=64)))
         assert changes[flags] == {"flags": flags, **expected}
     assert any(row["fit_probability"] >= DOUBTED for row in found["changes"])
 
 
 def test_what_is_unknown_stays_unknown() -> None:
-    step = prepare_step(TRACE, make_plan(2), "dgx-a100")
+    step = prepare_step(resolve(TRACE, make_plan(2), "dgx-a100"))
     step.graph.metadata.memory.clear()
     sizes = size_step(step)
     assert set(sizes) > {"plan_text"} and not any(sizes[key] for key in sizes if key != "plan_text")
@@ -126,11 +126,11 @@ def test_the_largest_batch_fits_and_the_next_does_not() -> None:
     told = find_largest(TRACE, plan, platform, "batch")
     sizes = [told[name]["batch"] for name in ("roomy", "fits", "next")]
     assert sizes[0] < sizes[1] == sizes[2] - 6 and all(size % 6 == 0 for size in sizes)
-    steps = [prepare_step(TRACE, plan, platform, batch=size) for size in sizes]
+    steps = [prepare_step(resolve(TRACE, plan, platform, batch=size)) for size in sizes]
     assert [step.fits_memory for step in steps] == [True, True, False]
     odds = [told[name]["fit_probability"] for name in ("roomy", "fits", "next")]
     assert odds[0] >= DOUBTED > odds[1] >= LIKELY > odds[2]
-    one_more = prepare_step(TRACE, plan, platform, batch=sizes[0] + 6)
+    one_more = prepare_step(resolve(TRACE, plan, platform, batch=sizes[0] + 6))
     assert one_more.fit_probability is not None and one_more.fit_probability < DOUBTED
     assert told["fits"]["peak_memory_bytes"] == steps[1].peak_memory_bytes
     assert told["outside_bytes"] == steps[1].outside_bytes
@@ -148,7 +148,7 @@ def test_the_longest_sequence_of_a_language_model(tmp_path: Path) -> None:
     assert longest % 1024 == 0 and told["next"]["sequence"] == longest + 1024
     for sequence, fits in ((longest, True), (longest + 1024, False)):
         options = Options(sequence=sequence)
-        step = prepare_step(str(tmp_path), plan, platform, batch=2, options=options)
+        step = prepare_step(resolve(str(tmp_path), plan, platform, batch=2, options=options))
         assert step.fits_memory is fits
     with pytest.raises(InputError, match="sequence of a trace that was captured"):
         find_largest(TRACE, plan, platform, "sequence")

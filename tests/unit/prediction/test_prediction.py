@@ -15,7 +15,7 @@ from trioflow.export.step_files import simulate_experiment
 from trioflow.parallel.extrapolate import extrapolate_experiment, phase_times
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.prediction.assembly import predict
-from trioflow.prediction.step import CLOSED_FORM, Options
+from trioflow.prediction.question import CLOSED_FORM, Options
 from trioflow.sweeps.description import fill_values
 from trioflow.sweeps.search import search_plans
 from trioflow.sweeps.workshop import Workshop

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from few_facts import few_facts
+from same_model import ProportionalModel
 from trioflow import Options, load_named_platform, tables
 from trioflow.base.errors import InputError
 from trioflow.base.precision_recipes import NANOTRON
@@ -24,13 +25,14 @@ from trioflow.engine.result import measure_concurrency
 from trioflow.engine.simulate import SimulationOptions
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import EXCHANGE, Corrections, correct_platform
+from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
 from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.breakdown import build_breakdown
 from trioflow.prediction.explain import Measured, explain
-from trioflow.prediction.step import SessionAnchor, apply_factors, choose_anchor, choose_traced, settle_contention
+from trioflow.prediction.step import SessionAnchor, apply_factors, choose_anchor, settle_contention
 from trioflow.trace.store import Trace, load_trace
 
 TRACE, PLATFORM = "gpt2-tiny-b8", "dgx-h100"
@@ -246,8 +248,8 @@ def test_modules_come_from_the_trace_that_the_graph_names():
     trace = load_trace("gpt2-tiny-b8")
     small = replace(trace, facts=replace(trace.facts, batch=2))
     for batch, found in ((4, small), (16, trace)):  # two replicas
-        graph = TaskGraphBuilder().build(GraphMetadata(plan=make_plan(data=2), batch=batch))
-        assert choose_traced([trace, small], graph).facts is found.facts
+        graph = extrapolate([trace, small], make_plan(data=2), ProportionalModel(), batch=batch)
+        assert graph.metadata.traced_batch == found.facts.batch
 
 
 def step(pieces: int, work_s: float, launches: int, nodes: int, corrections: Corrections) -> float:

@@ -20,7 +20,8 @@ from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder, TimesOrigin
-from trioflow.prediction.step import Options, SessionAnchor, Step
+from trioflow.prediction.question import Options
+from trioflow.prediction.step import SessionAnchor, Step
 from trioflow.report.attribution import (
     ATTRIBUTION,
     CAUSES,

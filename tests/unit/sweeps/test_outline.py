@@ -14,7 +14,8 @@ from trioflow.costmodel.features import resize_batch
 from trioflow.parallel.plan import fit_framework, make_plan
 from trioflow.parallel.reference import predict_operator_times
 from trioflow.parallel.schedules.build import build_schedule
-from trioflow.prediction.assembly import choose_collectives, load_traces
+from trioflow.prediction.assembly import choose_collectives
+from trioflow.prediction.question import load_traces
 from trioflow.sweeps.outline import MessageTimes, Outline, list_groups
 from trioflow.sweeps.outline_step import _count_held, _list_buckets, _order, _play, outline_step
 from trioflow.sweeps.workshop import Workshop

@@ -46,7 +46,7 @@ from trioflow.prediction.answer import Prediction, describe_memory
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.breakdown import DEPTH, HOUR_S, WAYS, Faults, describe_run
 from trioflow.prediction.fitting import LARGEST, answer_memory, find_largest, split_memory
-from trioflow.prediction.step import STEP_WORDS, Options
+from trioflow.prediction.question import STEP_WORDS, Options
 from trioflow.tables import PHASES
 from trioflow.trace.facts import Facts
 from trioflow.trace.language.sizes import COMPILE, EAGER, FLASH_ATTN, GRADIENTS, LAYERS, LIGER, read_language_model

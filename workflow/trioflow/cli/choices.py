@@ -19,9 +19,9 @@ from trioflow.network.message_planner import Chunks
 from trioflow.network.networks import DEFAULT_NETWORK, NETWORKS
 from trioflow.parallel.plan import AS_TRACED, NAMED, choose_plan, make_plan, read_plan
 from trioflow.parallel.schedules.table import TRAIN, Schedule
-from trioflow.prediction.assembly import cut_micro_batches, find_model
-from trioflow.prediction.step import STEP_WORDS, check_factor
-from trioflow.prediction.step import Options as Assumptions
+from trioflow.prediction.question import STEP_WORDS, cut_micro_batches, find_model
+from trioflow.prediction.question import Options as Assumptions
+from trioflow.prediction.step import check_factor
 from trioflow.trace.language.read import find_configuration
 from trioflow.trace.language.sizes import Configuration
 from trioflow.trace.store import load_trace

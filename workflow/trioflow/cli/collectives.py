@@ -27,7 +27,8 @@ from trioflow.network.collectives import CollectiveCost, LinkCollectives, Relink
 from trioflow.network.message_planner import WHOLE
 from trioflow.parallel.task_graph import TaskGraphBuilder
 from trioflow.prediction.assembly import choose_collectives, doubt_collectives
-from trioflow.prediction.step import Options, simulate_interval
+from trioflow.prediction.question import Options
+from trioflow.prediction.step import simulate_interval
 
 _MOST_BYTES = 10**15
 """Of a rank's buffer: a thousand times more than any memory."""

@@ -16,7 +16,8 @@ from trioflow.export.rank_files import write_kineto, write_nccl_log
 from trioflow.export.triosim import write_triosim
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.schedules.build import lower_for_execution, plan_schedule, write_schedule
-from trioflow.prediction.assembly import build_graph, time_operators
+from trioflow.prediction.assembly import build_graph
+from trioflow.prediction.question import time_operators
 from trioflow.trace.store import load_trace
 
 

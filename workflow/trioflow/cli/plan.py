@@ -22,9 +22,8 @@ from trioflow.cli.output import HTML, JSON, add_command, format_table, number, w
 from trioflow.cli.search import describe_odds, predict_best, print_search, show_progress
 from trioflow.formats.launch import FRAMEWORKS
 from trioflow.parallel.memory.peak import describe_probability, find_fullest
-from trioflow.prediction.assembly import find_model
 from trioflow.prediction.fitting import split_memory
-from trioflow.prediction.step import STEP_WORDS
+from trioflow.prediction.question import STEP_WORDS, find_model
 from trioflow.sweeps.best_plans import BestPlans, plan
 from trioflow.trace.language.sizes import Configuration
 

@@ -27,7 +27,7 @@ from trioflow.parallel.memory.peak import DOUBTED
 from trioflow.parallel.plan import BUCKET_BYTES
 from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import predict
-from trioflow.prediction.step import SORTS, STEP_WORDS, Options
+from trioflow.prediction.question import SORTS, STEP_WORDS, Options
 from trioflow.sweeps.search import SearchResult, Watch, search
 
 _SHOWN_REASONS = 5

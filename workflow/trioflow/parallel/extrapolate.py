@@ -52,7 +52,7 @@ from trioflow.parallel.memory.peak import (
     take_curves,
 )
 from trioflow.parallel.model_graph import ModelGraph, of_model
-from trioflow.parallel.plan import Stages, check_plan, choose_stages, describe_plan, fit_framework, micro_batch_sizes
+from trioflow.parallel.plan import Stages, check_plan, choose_stages, describe_plan, fit_framework
 from trioflow.parallel.programs.builder import ProgramBuilder, RankProgram
 from trioflow.parallel.programs.offload import plan_activations, read_host_rates, size_update
 from trioflow.parallel.programs.staged import StagedRank
@@ -251,9 +251,8 @@ def _settle(
     batch = given[0].facts.batch * plan.data if batch is None else batch
     repeated = -batch % plan.data if last_batch and plan.replication == "ddp" else 0
     batch += repeated
-    check_plan(plan, given[0], batch)
+    sizes = check_plan(plan, given[0], batch)
     check_mode(mode, plan)
-    sizes = micro_batch_sizes(plan, batch)
     schedule = plan_schedule(plan, len(sizes), schedule, mode)
     reference = choose_reference(given, sizes[0])
     model, anchor = anchoring.change(reference.trace, model)
@@ -360,7 +359,7 @@ def _describe_graph(step: _Step, written: _Written) -> GraphMetadata:
         plan_text=f"{describe_plan(plan, step.batch)}{gathered}{WORDS[step.mode]}",
         ranks=plan.ranks,
         batch=step.batch,
-        traced_batches=sorted(reference.shares),
+        traced_batch=reference.trace.facts.batch,
         trace_shares={str(b): part for b, part in reference.shares.items()},
         traced_phases_s={str(t.facts.batch): phase_times(t) for t in step.given},
         device_name=reference.trace.facts.device_name,

@@ -309,11 +309,15 @@ def replica_sizes(plan: Plan, batch: int) -> list[int]:
     return [min(size, batch - start) for start in range(0, batch, size)]
 
 
-def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
-    """Check that a plan can be carried out on a model at a global batch; PlanError names the numbers that do not fit."""
+def check_plan(plan: Plan, trace: Trace, batch: int) -> list[int]:
+    """Return the samples of each micro-batch of a plan that can be carried out on a model at a global batch.
+
+    PlanError names the numbers that do not fit.
+    """
     if found := find_count_problem(plan):
         raise PlanError(f"plan {plan.plan}: {found[1]}", fix=found[2])
-    check_shapes(plan, trace, micro_batch_sizes(plan, batch))
+    sizes = micro_batch_sizes(plan, batch)
+    check_shapes(plan, trace, sizes)
     recipe = trace.facts.recipe
     if plan.gradient_sync == "micro-batch" and recipe.framework != PYTORCH and not plan.sums_shards:
         raise PlanError(
@@ -352,6 +356,7 @@ def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
     units = len(pipeline_units(trace))
     if plan.stages > max(units, 1):
         raise PlanError(f"plan {plan.plan}: {plan.stages} stages, but the model can be cut into {units} pieces at most")
+    return sizes
 
 
 def check_shapes(plan: Plan, trace: Trace, sizes: Sequence[int]) -> None:

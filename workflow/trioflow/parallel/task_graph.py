@@ -50,7 +50,8 @@ class TimesOrigin:
 class GraphMetadata:
     """Where a task graph comes from; the defaults are those of a graph put together by hand, of which nothing is known.
 
-    ``mode`` is of ``schedules.table.MODES``, ``batch`` of the whole step; ``trace_shares`` is the share of the step
+    ``mode`` is of ``schedules.table.MODES``, ``batch`` of the whole step, ``traced_batch``
+    of the trace whose operators the tasks name; ``trace_shares`` is the share of the step
     that each traced batch decides, ``traced_phases_s`` traced time by phase at each batch [s], ``baseline_step_time_s``
     the traced step shared out evenly by samples and ranks [s]. ``uncertainty`` is for whoever predicts the step:
     nothing here reads it; ``peak_memory_bytes`` is the fullest rank's, ``memory`` and ``memory_curves`` see ``memory.estimate_memory`` and ``take_curves``. ``experiment`` and
@@ -64,7 +65,7 @@ class GraphMetadata:
     mode: str = "train"
     ranks: int = 1
     batch: int = 0
-    traced_batches: list[int] = field(default_factory=list)
+    traced_batch: int = 0
     trace_shares: dict[str, float] = field(default_factory=dict)
     traced_phases_s: dict[str, dict[str, float]] = field(default_factory=dict)
     baseline_step_time_s: float = 0.0

@@ -1,55 +1,50 @@
-"""How a plan's step is put together, once for all: times of operators, task graph, collectives, warnings."""
+"""The way of every prediction, in calls that are read one after the other.
 
-from collections.abc import Mapping, Sequence
+`resolve` looks up what the question names, and gives each operator its time on the device (`question`).
+`prepare_step` writes what every rank does (`build_graph`, by ``parallel.extrapolate``), with memory and uncertainty of
+compute, and joins it with the platform and its collectives (`join_step`). ``answer.predict_step`` runs that, at the
+ends of its interval too (``step``, by ``engine.simulate``).
+"""
+
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
-from trioflow.base.arguments import check_argument, check_instance, check_names, show_fields
+from trioflow.base.arguments import show_fields
 from trioflow.base.derived import derived
-from trioflow.base.errors import InputError, PlanError
+from trioflow.base.errors import InputError
 from trioflow.base.experiments import Plan
 from trioflow.base.plugins import load_plugin
-from trioflow.costmodel.choices import MEASURED, choose_times, find_collectives, find_own_model, load_collectives
+from trioflow.costmodel.choices import MEASURED, find_collectives, load_collectives
 from trioflow.costmodel.collectives.platform import PlatformCollectives
 from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.hardware.machine import Device, DeviceSheet, Platform
+from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.platform import OFFLOAD_RATES, describe_unmeasured
-from trioflow.network.across_nodes import describe_inter_node, has_several_nodes, open_platform
+from trioflow.network.across_nodes import describe_inter_node, has_several_nodes
 from trioflow.network.collectives import CollectiveCost, LinkCollectives, scale_to_links
 from trioflow.parallel.extrapolate import extrapolate, release_sends
-from trioflow.parallel.model_graph import ModelGraph
-from trioflow.parallel.plan import AS_TRACED, choose_plan, cut_batch, read_stages
-from trioflow.parallel.reference import silence_messages
-from trioflow.parallel.schedules.table import TRAIN
+from trioflow.parallel.plan import AS_TRACED, read_stages
 from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.splits.routing import read_routing, set_routing
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.answer import Prediction, predict_step
-from trioflow.prediction.step import (
+from trioflow.prediction.question import (
     CLOSED_FORM,
     DEFAULTS,
     SESSION,
     Options,
-    Step,
-    choose_counts,
-    extend_step,
-    list_rank_scales,
-    read_session,
-    scale_operators,
+    Question,
+    Traces,
+    cut_micro_batches,
+    find_model,
+    read_keywords,
+    resolve,
 )
-from trioflow.trace import store
-from trioflow.trace.language.sizes import Configuration, Network
-from trioflow.trace.store import Trace, language_models, load_trace, refuse_step
+from trioflow.prediction.step import Step, choose_counts, extend_step, list_rank_scales, read_session, scale_operators
 
 if TYPE_CHECKING:
     from trioflow.prediction.keywords import Keywords
-
-Model = Configuration | Network
-"""What traces are made of: a language model, or another library's network."""
-Traces = str | Path | Trace | Model | DeviceTimes | Sequence[str | Path | Trace]
-"""What a prediction starts from: a trace or its name, several of one workload at other batches, a model, or
-traces that have the device's times already, with their cost model."""
 
 
 @show_fields(Options, Plan)
@@ -80,77 +75,27 @@ def predict(
     model = find_model(traces)
     if not (isinstance(plan, Plan) or changes.keys() & {"accumulate", "micro_batches"} or chosen.last_batch):
         made = cut_micro_batches(model, made, batch, mode=chosen.mode)
-    return predict_step(prepare_step(model or traces, made, platform, batch=batch, options=chosen))
+    question = resolve(model or traces, made, platform, batch=batch, options=chosen)
+    return predict_step(prepare_step(question))
 
 
-def cut_micro_batches(
-    model: Model | None, plan: Plan, batch: int | None, samples: int | None = None, mode: str = TRAIN
-) -> Plan:
-    """Return a plan with micro-batches of so many samples; by default of one for a decoder that trains under a plan that takes that.
-
-    ``model``: what `find_model` returns.
-    Raises PlanError where the batch does not divide into those that were asked for.
-    """
-    if batch is None or (samples is None and (mode != TRAIN or not isinstance(model, Configuration))):
-        return plan
-    try:
-        return cut_batch(plan, batch, samples or 1)
-    except PlanError:
-        if samples is None:
-            return plan
-        raise
-
-
-def read_keywords(
-    plan: Plan | str | None, ranks: int | None, options: Options, changes: Mapping[str, Any]
-) -> tuple[Plan, Options]:
-    """Return the plan and the options of a question from Python; TrioflowError where they are unknown or do not go together.
-
-    What both have (schedule, algorithms, chunks) is the plan's where it is a word or a number, else the options'.
-    """
-    check_instance("options", options, Options)
-    of_plan, of_options = Plan.__dataclass_fields__, Options.__dataclass_fields__
-    check_names(changes, of_plan.keys() | of_options, "option")
-    columns = {
-        name: value
-        for name, value in changes.items()
-        if name in of_plan and (name not in of_options or isinstance(value, str | int))
-    }
-    rest = {name: value for name, value in changes.items() if name not in columns}
-    return choose_plan(plan, ranks, columns), replace(options, **rest)
-
-
-def prepare_step(
-    traces: Traces,
-    plan: Plan,
-    platform: Platform | str | Path,
-    *,
-    batch: int | None = None,
-    options: Options = DEFAULTS,
-) -> Step:
-    """Put a plan's step together, with `predict`'s arguments; TrioflowError when anything of it does not fit."""
-    check_instance("plan", plan, Plan, "make one by trioflow.named_plan or trioflow.make_plan")
-    batch = batch if batch is None else check_argument("batch", batch, "int")
-    platform = open_platform(platform, plan.ranks, **options.inter_node)
-    options = replace(options, cost_model=options.cost_model or find_own_model(platform))
+def prepare_step(question: Question) -> Step:
+    """Write what every rank does, and put it together with the platform; TrioflowError where plan, model and batch do not fit."""
+    times, plan, batch, options = question.times, question.plan, question.batch, question.options
     if options.as_traced:
-        return _prepare_traced(traces, plan, platform, options)
-    if not isinstance(traces, DeviceTimes):
-        traces, batch = _open_models(traces, plan, batch, options)
-    times = time_operators(traces, platform.device.described, options)
-    host = platform.host_of(plan, times.traces[0].facts.recipe.framework)
-    batch = times.traces[0].facts.batch * plan.data if batch is None else batch
+        build = load_plugin(GRAPH_GROUP, AS_TRACED, what="builder of task graphs")
+        return join_step(build(times.traces, ranks=plan.ranks, host=question.platform.host), question)
 
     def put_together(part: Plan, chosen: Options) -> Step:
         graph = build_graph(
             times,
             part,
             batch=batch * part.micro_batches // plan.micro_batches,
-            host=host,
+            host=question.host,
             options=chosen,
-            device=platform.device,
+            device=question.platform.device,
         )
-        return join_step(graph, times, platform, options)
+        return join_step(graph, question)
 
     counts = choose_counts(plan, batch, len(times.traces[0].operators), options)
     if counts is None:
@@ -165,23 +110,14 @@ GRAPH_GROUP = "trioflow.graphs"
 """Entry points of what builds task graphs without a plan: functions of traces, ranks and the platform's host costs."""
 
 
-def _prepare_traced(traces: Traces, plan: Plan, platform: Platform, options: Options) -> Step:
-    """Put together what the ranks of a traced run do, on as many ranks as the plan has."""
-    loaded = [silence_messages(trace) for trace in load_traces(traces)]
-    times = time_operators(loaded, platform.device.described, options)
-    build = load_plugin(GRAPH_GROUP, AS_TRACED, what="builder of task graphs")
-    graph = build(times.traces, ranks=plan.ranks, host=platform.host)
-    return join_step(graph, times, platform, options)
-
-
-def join_step(graph: TaskGraph, times: DeviceTimes, platform: Platform, options: Options = DEFAULTS) -> Step:
+def join_step(graph: TaskGraph, question: Question) -> Step:
     """Put a task graph of ``build_graph``, with the platform's host costs, together with the platform that runs it.
 
     Raises InputError when there is no such model of collectives, operator or rank, or a session does not anchor the
     step.
     """
-    collectives = choose_collectives(platform, options)
-    anchor = None
+    times, platform, options = question.times, question.platform, question.options
+    collectives, anchor = choose_collectives(platform, options), None
     if options.anchor == SESSION:
         path = options.session or _find_session(graph.metadata.workload)
         anchor = read_session(path, graph.metadata, times.traces, platform)
@@ -218,63 +154,6 @@ def _find_session(workload: str) -> Path:
             fix="run `make reproduce`, give the session's file, or leave the anchor out",
         )
     return path
-
-
-def time_operators(traces: Traces, device: DeviceSheet | str, options: Options = DEFAULTS) -> DeviceTimes:
-    """Return traces with a device's times, and the operator model for it; errors as ``costmodel.choices.choose_times``."""
-    if isinstance(traces, DeviceTimes):
-        return traces
-    loaded = load_traces(traces, **options.language_step)
-    times = choose_times(loaded, device, options.cost_model, options.override)
-    return replace(times, traces=[ModelGraph.of(trace) for trace in times.traces])
-
-
-def _open_models(traces: Traces, plan: Plan, batch: int | None, options: Options) -> tuple[Traces, int | None]:
-    """Return traces, those of language models made for the micro-batch that a plan runs, and the step's samples.
-
-    Without ``batch`` every micro-batch of a language model has one sample.
-    """
-    model = find_model(traces)
-    if model is None:
-        return load_traces(traces, **options.language_step, fixed=True), batch
-    samples = 1 if batch is None else count_samples(plan, batch)
-    step = {"batch": samples, **options.language_step}
-    trace: Trace = language_models().trace_of(model, step)
-    return trace, samples * plan.data * plan.pieces if batch is None else batch
-
-
-def find_model(traces: Traces) -> Model | None:
-    """Return the model that traces are to be made of, by name or configuration; None for traces that are there."""
-    if isinstance(traces, Sequence) and not isinstance(traces, str) and len(traces) == 1:
-        traces = traces[0]
-    if isinstance(traces, str | Path):
-        return store.find_model(traces)
-    return traces if isinstance(traces, Model) else None
-
-
-def count_samples(plan: Plan, batch: int) -> int:
-    """Return for how many samples a language model's trace is made: a micro-batch's, 1 where they are not of one size."""
-    parts = plan.data * plan.pieces
-    return 1 if batch % parts else batch // parts
-
-
-def load_traces(traces: Traces, *, fixed: bool = False, **step: Any) -> list[Trace]:
-    """Return traces, loaded by name or, with ``step``, of a language model.
-
-    ``fixed``: whether a step may not be asked for of traces that are loaded already. Raises TraceError as
-    ``trace.store.load_trace``; InputError when there is no trace.
-    """
-    if isinstance(traces, DeviceTimes):
-        return traces.traces
-    if isinstance(traces, Model):
-        return [language_models().trace_of(traces, step)]
-    several = [traces] if isinstance(traces, str | Path | Trace) else traces
-    if not several:
-        raise InputError("no traces", fix="give one trace or more")
-    for one in several if fixed else ():
-        if isinstance(one, Trace):
-            refuse_step(step, one.facts.workload)
-    return [one if isinstance(one, Trace) else load_trace(one, **step) for one in several]
 
 
 def build_graph(

@@ -19,8 +19,9 @@ from trioflow.hardware.machine import Platform
 from trioflow.network.across_nodes import open_platform
 from trioflow.parallel.memory.peak import DOUBTED, LIKELY, find_fullest, load_survival
 from trioflow.parallel.plan import vary_plan
-from trioflow.prediction.assembly import Traces, prepare_step, read_keywords
-from trioflow.prediction.step import DEFAULTS, Options, Step
+from trioflow.prediction.assembly import prepare_step
+from trioflow.prediction.question import DEFAULTS, Options, Traces, read_keywords, resolve
+from trioflow.prediction.step import Step
 
 if TYPE_CHECKING:
     from trioflow.prediction.keywords import Keywords
@@ -82,14 +83,14 @@ def answer_memory(
     batch: int | None = None,
     options: Options = DEFAULTS,
 ) -> dict[str, Any]:
-    """Return the memory of a plan's step, with ``assembly.prepare_step``'s arguments and errors.
+    """Return the memory of a plan's step, with ``question.resolve``'s arguments and errors.
 
     ``memory`` is that of every rank by category, ``fullest_rank`` and ``last_rank`` its entries of the fullest rank
     and of the last one, whose peak frameworks such as Megatron-LM log; ``left_bytes``: how much more
     the step may need and still likely fit, negative where it needs less to. ``changes``: where the step is less than ``survival.DOUBTED``
     likely to fit, plans that change one thing, or two where no single one suffices, each with its own memory.
     """
-    step = prepare_step(traces, plan, platform, batch=batch, options=options)
+    step = prepare_step(resolve(traces, plan, platform, batch=batch, options=options))
     metadata, device = step.graph.metadata, step.platform.device
     last = [entry for entry in metadata.memory if metadata.ranks - 1 in entry["ranks"]]
     answer = {
@@ -118,7 +119,7 @@ def _try_changes(traces: Traces, plan: Plan, step: Step, options: Options) -> li
     def evaluate(change: dict[str, Any]) -> dict[str, Any] | None:
         try:
             varied = vary_plan(plan, **change)
-            changed = prepare_step(traces, varied, step.platform, batch=batch, options=options)
+            changed = prepare_step(resolve(traces, varied, step.platform, batch=batch, options=options))
         except TrioflowError:  # the plan, the model or the platform does not take it
             return None
         return {"flags": _spell(change), **size_step(changed)}
@@ -193,7 +194,7 @@ def find_largest(
     ``fits`` than not, the ``next`` one and the largest that is ``survival.DOUBTED`` likely to fit (``roomy``, None
     where there is none) the size, ``peak_memory_bytes``, ``reserved_bytes`` and ``fit_probability``. A batch is of the whole step, in as
     many pieces as the plan has, all of one size. Raises InputError when nothing fits; otherwise as
-    ``assembly.prepare_step``.
+    ``question.resolve``.
     """
     plan, options = read_keywords(plan, ranks, options, changes)
     if what not in LARGEST:
@@ -208,7 +209,7 @@ def find_largest(
         if count not in needs:
             samples = count * unit if what == "batch" else batch
             asked = replace(options, sequence=count * unit) if what == "sequence" else options
-            step = prepare_step(traces, plan, machine, batch=samples, options=asked)
+            step = prepare_step(resolve(traces, plan, machine, batch=samples, options=asked))
             needs[count] = size_step(step) | {"needed_bytes": step.needed_bytes}
             if needs[count]["fit_probability"] is None:
                 raise InputError(

@@ -1,10 +1,4 @@
-"""The step that is predicted: its options, what is changed for a what-if, its simulation and a session's anchor.
-
-What a prediction assumes beside trace, plan, platform and batch: one object for all who ask.
-
-What would a step take if operators, ranks or the network were faster or slower than predicted.
-
-A plan's step on a platform, its simulation, and the anchor of a measuring session.
+"""A plan's step on a platform, ready to be simulated: its interval, what is changed for a what-if, a session's anchor.
 
 An experiment of the workflow is predicted from the files of its task graph and its session; its number is that of
 ``trioflow simulate --anchor session``. What the operators' times rest on travels in the metadata of the graph, which
@@ -22,28 +16,19 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
-from trioflow.base.arguments import Flag, declare, documented
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import find_traits
-from trioflow.base.precision_recipes import DEFAULT_RECIPE, RECIPE_NAMES
 from trioflow.base.provenance import read_json
-from trioflow.base.settings import OPTIMIZERS
 from trioflow.costmodel.collectives.model import load_collective_model
 from trioflow.costmodel.uncertainty import (
     LONG_CONTEXT,
     MANY_NODES,
     MOST_NODES,
     NODES,
-    NONE,
     ONE_NODE,
-    RATIO,
     RECORDED,
     TENSOR_OVER_NODES,
-    TIMER,
-    Anchoring,
-    Spread,
-    check_draws,
     load_calibration,
 )
 from trioflow.engine.result import CONFIDENCES, Result, measure_concurrency
@@ -51,18 +36,13 @@ from trioflow.engine.simulate import DEFAULTS as UNCHANGED
 from trioflow.engine.simulate import End, SimulationOptions, simulate, simulate_ends
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
-from trioflow.network.across_nodes import INTER_NODE, TCP_BYTES_PER_S, Bandwidth
 from trioflow.network.collectives import CollectiveCost
 from trioflow.parallel.extrapolate import release_sends
 from trioflow.parallel.memory.peak import LIKELY, count_needed, count_plan_outside, count_wanted, load_survival
-from trioflow.parallel.plan import Stages, describe_plan, micro_batch_sizes
-from trioflow.parallel.reference import choose_reference
-from trioflow.parallel.schedules.table import MODES, TRAIN, Schedule
-from trioflow.parallel.splits.pipeline import BALANCES
-from trioflow.parallel.splits.routing import BALANCED
+from trioflow.parallel.plan import describe_plan
 from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, load_task_graph
+from trioflow.prediction.question import SESSION, Options
 from trioflow.tables import PHASES
-from trioflow.trace.language.sizes import ATTENTIONS, FUSIONS, LOSSES
 from trioflow.trace.store import Trace, load_trace
 
 _NAMED = 8
@@ -115,220 +95,6 @@ def check_factor(factor: float, flag: str) -> None:
 
 def _fits(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name.rpartition("::")[2], pattern)
-
-
-SESSION = "session"
-ANCHORS = (TIMER, RATIO, NONE, SESSION)
-"""Ways to bring a trace's operators to measured steps: see ``Options.anchor``."""
-CLOSED_FORM = "closed-form"
-"""Collectives by the ring's closed form over the platform's links, whatever was measured."""
-
-
-_TUNING = ("freeze", "lora", "lora_targets", "lora_dropout")
-SORTS = ("time", "cost")
-"""What `search` ranks plans by: the time of a step, or its GPU time, which is cost, and throughput per GPU."""
-STEP_WORDS = (
-    "sequence",
-    "precision",
-    "attention",
-    "fusion",
-    "cuda_graphs",
-    "deterministic",
-    "loss",
-    "optimizer",
-    *_TUNING,
-)
-"""What may be asked of a language model's step."""
-
-
-@documented
-@dataclass(frozen=True)
-class Options(SimulationOptions):
-    """Assumptions of a prediction; the fields of ``SimulationOptions`` are its first ones."""
-
-    cost_model: str | Path | None = declare(
-        "operator cost model: a file of `trioflow fit`, or a shipped one by name; by default that of the platform's device",
-        None,
-        Flag("MODEL"),
-    )
-    override: str | Path | None = declare(
-        "operator times from elsewhere, at the trace's sizes: a CSV file with the columns name, time_us and, where needed,"
-        " phase and input_shapes",
-        None,
-        Flag("CSV"),
-    )
-    collectives: str | Path | CollectiveCost | None = declare(
-        f"collective cost model: a file of `trioflow fit-collectives`, a shipped one by name, or {CLOSED_FORM} (the ring's,"
-        " over the links); by default what was measured on the platform",
-        None,
-        Flag("MODEL"),
-    )
-    anchor: str = declare(
-        "how times of single operators are calibrated to the measured step: timer (the timer's overhead is subtracted), ratio (one"
-        f" factor), none, or {SESSION} (calibrated to the single-rank steps of the session that measured the workload here)",
-        TIMER,
-        Flag("HOW"),
-        enum=ANCHORS,
-    )
-    anchor_band: tuple[float, float] | None = declare(
-        "80 % interval of a whole step predicted from its operators, relative to the step; by default the shipped one",
-        None,
-    )
-    session: str | Path | None = declare(
-        f"session.json of --anchor {SESSION}; by default the workload's, measured by `make reproduce` in this folder",
-        None,
-        Flag("FILE"),
-    )
-    stages: Stages = declare(
-        f"pipeline stages: balanced by {' or '.join(BALANCES)} of layers, or a file with a line of units for each stage",
-        None,
-        Flag("HOW|FILE"),
-    )
-    schedule: Schedule | None = declare("actions of the pipeline's ranks; by default the plan's own schedule", None)
-    mode: str = declare(f"part of the step to run: {', '.join(MODES)}", TRAIN, Flag("WHAT"), enum=MODES)
-    last_batch: bool = declare(
-        "the batch is the last of a data set: replicas that cannot share it evenly repeat samples", False
-    )
-    interval: bool = declare(
-        "whether the ends of the 80 % interval are simulated too, which takes three times as long", True
-    )
-    as_traced: bool = declare(
-        "run the rank programs recorded in the traces as they are, without a plan; --ranks where they do not depend on it",
-        False,
-    )
-    memory: bool = declare("whether peak memory is estimated too; 0 if not", True)
-    sequence: int | None = declare("tokens per sample", None, Flag("N", usual=True), minimum=1)
-    precision: str | None = declare(
-        f"precision recipe of weights, gradients, optimizer and compute; {DEFAULT_RECIPE} by default. One of"
-        f" {', '.join(RECIPE_NAMES)}",
-        None,
-        Flag("RECIPE", usual=True),
-    )
-    attention: str | None = declare(
-        f"attention kernel: {', '.join(ATTENTIONS)}. flash is what PyTorch's operator runs (FlashAttention 2, cuDNN's on"
-        " Blackwell), fused-softmax and eager keep the scores; by default cudnn for Megatron's recipes, flash2 for nanotron's, else flash",
-        None,
-        Flag("KERNEL"),
-        enum=ATTENTIONS,
-    )
-    fusion: str | None = declare(
-        f"fused kernels: {', '.join(FUSIONS)}. eager fuses nothing that PyTorch runs alone; compile, liger and flash-attn"
-        " what these fuse; layers Megatron Core's layers; gradients these and GEMMs that add to main gradients; by"
-        " default what the recipe's framework fuses",
-        None,
-        Flag("KIND"),
-        enum=FUSIONS,
-    )
-    cuda_graphs: bool | None = declare(
-        "the host launches a block's forward, and its backward, as one CUDA graph each", None
-    )
-    deterministic: bool | None = declare(
-        "attention sums gradients in a fixed order, which makes its backward slower", None
-    )
-    freeze: str | None = declare(
-        "parameters or modules that do not train, such as 'model.embed_tokens' or '*.mlp', comma-separated",
-        None,
-        Flag("PATTERN"),
-    )
-    lora: int | None = declare(
-        "LoRA: train only adapters of rank R. They are added to linear layers as in PEFT; the model is frozen",
-        None,
-        Flag("R", usual=True),
-    )
-    lora_targets: str | None = declare(
-        "layers with adapters: q,k,v,o,gate,up,down or all-linear; by default PEFT's, q and v", None, Flag("NAMES")
-    )
-    lora_dropout: float | None = declare("dropout rate of the adapters (default: 0)", None, Flag("SHARE"))
-    loss: str | None = declare(
-        f"cross-entropy: {', '.join(LOSSES)}. eager computes it of logits cast to fp32, fused in one kernel each way,"
-        " chunked together with the LM head's GEMM; by default what the fusion implies",
-        None,
-        Flag("KIND"),
-        enum=LOSSES,
-    )
-    optimizer: str | None = declare(
-        "optimizer of a language model: one kernel for all parameters (-fused), a pass for each term over all of them"
-        " (-foreach), or parameter by parameter; by default adamw-fused",
-        None,
-        Flag("NAME"),
-        enum=OPTIMIZERS,
-    )
-    routing: str = declare(
-        "how tokens are spread over experts: balanced, consecutive (gates of benchmarks), power:EXPONENT (a bound, sampled"
-        " by seed), or a file of each expert's share",
-        BALANCED,
-        Flag("HOW"),
-    )
-    inter_node_bandwidth: Bandwidth | None = declare(
-        "the network between nodes as measured: bus bandwidth of large messages as nccl-tests prints it, all network cards"
-        " of a node together [bytes/s], such as 12.5e9."
-        " all_gather=27e9,all_reduce=52e9 for each collective; or tcp: NCCL fell back to TCP sockets,"
-        f" {TCP_BYTES_PER_S / 1e9:g} GB/s for each network card as measured on a cluster; by default what is known of the"
-        " platform",
-        None,
-        Flag("B"),
-    )
-    inter_node_latency_s: float | None = declare(
-        "the same network: from a GPU to its counterpart in the next node [s]", None, Flag("S", "--inter-node-latency")
-    )
-    inter_node_bytes: float | None = declare(
-        "size of the messages whose bandwidth was measured over as many nodes as the job has [bytes], such as 256e6: if"
-        " the links are faster, the remaining time becomes a constant per step of a collective",
-        None,
-        Flag("S"),
-    )
-    operator_scales: Sequence[tuple[str, float]] = declare(
-        "what if operators took F times as long: a name, or a pattern such as '*attention*'; may be given several times",
-        (),
-        Flag("NAME F", "--scale-operator"),
-    )
-    slow_ranks: Sequence[tuple[int, float]] = declare(
-        "what if a rank computed F times as long; may be given several times", (), Flag("RANK F", "--slow-rank")
-    )
-    draws: int = declare(
-        "simulate K steps with jitter: every rank, micro-batch and collective varies independently", 0, Flag("K")
-    )
-    seed: int = declare(
-        "seed of the jitter: with the same one, plans are compared on the same slow ranks and micro-batches",
-        0,
-        Flag("N"),
-    )
-    spread: Spread | None = declare(
-        "size of that jitter; by default the one shipped for the platform's kind of device", None
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.session is not None and self.anchor != SESSION:
-            raise InputError(f"a session was given with the anchor {self.anchor!r}", fix=f"use anchor {SESSION}")
-        check_draws(self.draws, self.seed)
-
-    @property
-    def what_if(self) -> list[str]:
-        """What is supposed to be faster or slower than predicted, in words."""
-        supposed = [f"operators {p} take {f:g} times as long" for p, f in self.operator_scales]
-        supposed += [f"rank {r} computes {f:g} times as long" for r, f in self.slow_ranks]
-        if self.communication_scale != 1:
-            supposed.append(f"network {1 / self.communication_scale:.4g} times as fast")
-        return [f"assumed: {one}" for one in supposed]
-
-    @property
-    def inter_node(self) -> dict[str, Any]:
-        """What was measured between nodes, for ``network.across_nodes.open_platform``."""
-        return {name: getattr(self, name) for name in INTER_NODE}
-
-    @property
-    def language_step(self) -> dict[str, Any]:
-        """What is asked of a language model's step, for ``trace.store.load_trace``."""
-        return {name: getattr(self, name) for name in STEP_WORDS}
-
-    @property
-    def anchoring(self) -> Anchoring:
-        """How operators that were timed one by one are brought to their measured step."""
-        return Anchoring(TIMER if self.anchor == SESSION else self.anchor, self.anchor_band)
-
-
-DEFAULTS = Options()
 
 
 def simulate_interval(
@@ -386,7 +152,7 @@ class Step:
     @property
     def trace(self) -> Trace:
         """The trace whose operators the task graph names."""
-        return choose_traced(self.traces, self.graph)
+        return next(trace for trace in self.traces if trace.facts.batch == self.graph.metadata.traced_batch)
 
     @property
     def peak_memory_bytes(self) -> int:
@@ -548,12 +314,6 @@ def _extend(one: Any, other: Any, beyond: float) -> Any:
         cells = [_extend(a, b, beyond) for a, b in zip(one, other, strict=True)]
         return type(other)(*cells) if hasattr(other, "_fields") else type(other)(cells)
     return other
-
-
-def choose_traced(traces: Sequence[Trace], graph: TaskGraph) -> Trace:
-    """Return the trace whose operators a task graph names, of those that it was made from."""
-    sizes = micro_batch_sizes(graph.metadata.plan, graph.metadata.batch)
-    return choose_reference(traces, sizes[0]).trace
 
 
 def load_experiment(

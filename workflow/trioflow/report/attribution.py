@@ -30,7 +30,8 @@ from trioflow.engine.result import select_communication
 from trioflow.hardware.machine import Platform
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.answer import Prediction, predict_step
-from trioflow.prediction.step import Factors, Options, SessionAnchor, Step, apply_factors, load_experiment
+from trioflow.prediction.question import Options
+from trioflow.prediction.step import Factors, SessionAnchor, Step, apply_factors, load_experiment
 from trioflow.report.errors import measured_steps
 from trioflow.report.intervals import Intervals, measure_intervals, merge_intervals, subtract_intervals
 from trioflow.tables import FLOAT, PHASES, TEXT, column

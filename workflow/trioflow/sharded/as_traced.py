@@ -414,7 +414,7 @@ def _describe(given: Sequence[_Rank], ranks: int, launch_s: float) -> GraphMetad
         plan_text=f"as traced on rank{'s' * (len(given) > 1)} {own} of {world}{changed}, {facts.batch} samples per rank",
         ranks=ranks,
         batch=facts.batch,
-        traced_batches=[facts.batch],
+        traced_batch=facts.batch,
         trace_shares={str(facts.batch): 1.0},
         traced_phases_s={str(facts.batch): phase_times(given[0].trace)},
         device_name=facts.device_name,

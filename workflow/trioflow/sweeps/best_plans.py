@@ -15,8 +15,8 @@ from trioflow.formats.launch import FRAMEWORKS, express
 from trioflow.network.across_nodes import INTER_NODE, open_platform
 from trioflow.parallel.splits.routing import BALANCED
 from trioflow.prediction.answer import Prediction
-from trioflow.prediction.assembly import find_model, predict
-from trioflow.prediction.step import STEP_WORDS, Options
+from trioflow.prediction.assembly import predict
+from trioflow.prediction.question import STEP_WORDS, Options, find_model
 from trioflow.sweeps.search import SearchResult, Watch, search
 from trioflow.trace.language.sizes import BLOCKS, Configuration
 

@@ -25,7 +25,7 @@ from trioflow.costmodel.choices import THIS_MACHINE
 from trioflow.hardware.platform import list_platforms
 from trioflow.network.across_nodes import INTER_NODE
 from trioflow.parallel.plan import BUCKET_BYTES, choose_plan
-from trioflow.prediction.step import STEP_WORDS, Options
+from trioflow.prediction.question import STEP_WORDS, Options
 from trioflow.trace.store import find_model, language_models, shipped_traces
 
 Values = Mapping[str, Any]

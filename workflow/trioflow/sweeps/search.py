@@ -34,9 +34,9 @@ from trioflow.parallel.memory.peak import (
 from trioflow.parallel.plan import check_shapes, micro_batch_sizes
 from trioflow.parallel.splits.routing import BALANCED, read_routing
 from trioflow.prediction.answer import Draws
-from trioflow.prediction.assembly import Traces, choose_collectives, count_samples, prepare_step
+from trioflow.prediction.assembly import choose_collectives, prepare_step
 from trioflow.prediction.breakdown import describe_rates, describe_run
-from trioflow.prediction.step import SORTS, STEP_WORDS, Options
+from trioflow.prediction.question import SORTS, STEP_WORDS, Options, Traces, count_samples, resolve
 from trioflow.sweeps.description import PLAN_COLUMNS
 from trioflow.sweeps.outline import Outline
 from trioflow.sweeps.outline_step import outline_step
@@ -514,7 +514,7 @@ class _Search:
         workshop, plan = self.workshop, variants.best.plan
         try:
             times = self.time_exactly(plan)
-            step = prepare_step(times, plan, self.machine, batch=self.batch, options=self.options)
+            step = prepare_step(resolve(times, plan, self.machine, batch=self.batch, options=self.options))
         except PlanError as error:
             return _Trial(0, None, error)
         if step.fits_memory is False:

@@ -30,17 +30,20 @@ from trioflow.parallel.model_graph import ModelGraph
 from trioflow.parallel.splits.routing import set_routing
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.answer import Prediction, predict_step
-from trioflow.prediction.assembly import (
+from trioflow.prediction.assembly import build_graph, join_step
+from trioflow.prediction.question import (
+    DEFAULTS,
+    STEP_WORDS,
+    Options,
+    Question,
     Traces,
-    build_graph,
     count_samples,
     cut_micro_batches,
     find_model,
-    join_step,
     load_traces,
     time_operators,
 )
-from trioflow.prediction.step import DEFAULTS, STEP_WORDS, Options, Step
+from trioflow.prediction.step import Step
 from trioflow.sweeps.description import (
     PARAMETERS,
     PLAN_COLUMNS,
@@ -175,7 +178,8 @@ class Workshop(Derives):
         self, times: DeviceTimes, graph: TaskGraph, platform: Platform, options: Options = DEFAULTS, **changes: Any
     ) -> Step:
         """Return the step of a graph, with the platform's own collectives unless the options name others."""
-        return join_step(graph, times, platform, replace(options, **changes))
+        metadata = graph.metadata
+        return join_step(graph, Question(times, metadata.plan, metadata.batch, platform, replace(options, **changes)))
 
     def simulate(self, step: Step) -> Prediction:
         """Return the prediction of a step.

@@ -27,7 +27,7 @@ from trioflow.hardware.machine import Device
 from trioflow.parallel.plan import NAMED
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.known import models, platforms
-from trioflow.prediction.step import STEP_WORDS
+from trioflow.prediction.question import STEP_WORDS
 from trioflow.report.charts import Page, plot, render
 from trioflow.trace.store import find_model
 

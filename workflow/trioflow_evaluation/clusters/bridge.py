@@ -46,8 +46,8 @@ from trioflow.base.units import BYTES_PER_KIB, BYTES_PER_MIB
 from trioflow.base.yaml_files import parse_yaml
 from trioflow.formats.megatron import read_file
 from trioflow.parallel.plan import make_plan
-from trioflow.prediction.assembly import build_graph, predict, time_operators
-from trioflow.prediction.step import Options
+from trioflow.prediction.assembly import build_graph, predict
+from trioflow.prediction.question import Options, time_operators
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.read import open_configuration, published_models, trace_of
 from trioflow.trace.language.sizes import Configuration, LanguageStep

@@ -35,8 +35,8 @@ from trioflow.hardware.platform import load_platform
 from trioflow.parallel.memory.peak import count_wanted
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.prediction.assembly import build_graph, predict, time_operators
-from trioflow.prediction.step import Options
+from trioflow.prediction.assembly import build_graph, predict
+from trioflow.prediction.question import Options, time_operators
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 from trioflow.trace.store import Trace, pipeline_units

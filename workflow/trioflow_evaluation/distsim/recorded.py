@@ -28,7 +28,7 @@ from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.measure.records import MARKED, PROFILED, STEP_MARK
 from trioflow.prediction.assembly import predict
-from trioflow.prediction.step import CLOSED_FORM
+from trioflow.prediction.question import CLOSED_FORM
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace, load_trace
 

@@ -42,7 +42,8 @@ from trioflow.parallel.reference import choose_reference
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.assembly import predict, prepare_step
-from trioflow.prediction.step import CLOSED_FORM, Options, Step
+from trioflow.prediction.question import CLOSED_FORM, Options, resolve
+from trioflow.prediction.step import Step
 from trioflow.report.attribution import ScaledCollectives, Settings
 from trioflow.tables import records
 from trioflow.trace.importers.detect import import_row
@@ -376,15 +377,9 @@ class PreparedCase:
             plan = self.row.made_plan
             if plan.vocabulary_parallel:
                 plan = replace(plan, vocabulary_parallel=chosen.vocabulary)
-            self._steps[key] = prepare_step(
-                replace(self.times, model=model),
-                plan,
-                self.platform,
-                batch=self.row.batch,
-                options=Options(
-                    anchor=chosen.anchor, anchor_band=self.band, collectives=self.collectives or CLOSED_FORM
-                ),
-            )
+            options = Options(anchor=chosen.anchor, anchor_band=self.band, collectives=self.collectives or CLOSED_FORM)
+            times = replace(self.times, model=model)
+            self._steps[key] = prepare_step(resolve(times, plan, self.platform, batch=self.row.batch, options=options))
         return self._steps[key]
 
     def predict_analytically(self) -> float:

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from trioflow.base.errors import InputError
 from trioflow.parallel.plan import make_plan
-from trioflow.prediction.assembly import build_graph, time_operators
+from trioflow.prediction.assembly import build_graph
+from trioflow.prediction.question import time_operators
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 from trioflow.trace.store import load_trace, save_trace
