@@ -219,7 +219,7 @@ class OperatorModel(Protocol):
     """A fitted model of operator cost; predictions have ``time_s``, ``low_s``, ``high_s`` (80 %) [s], ``extrapolated``.
 
     One whose answer depends on an operator's name, shapes and sizes alone may declare ``by_row =
-    True``: it is then asked once for equal operators, ``distinct.PLACE`` left aside (:func:`looks_at_rows`).
+    True``: it is then asked once for equal operators, ``device_times.PLACE`` left aside (:func:`looks_at_rows`).
     """
 
     def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
@@ -258,7 +258,7 @@ class RowModel(OperatorModel, Protocol):
         """Name of what was fitted, for a reader."""
 
     def row_times(self, rows: pd.DataFrame) -> Floats:
-        """Predict the time [s] of rows as ``rows.sized_rows`` returns them."""
+        """Predict the time [s] of rows as ``operators.curves.sized_rows`` returns them."""
 
 
 def looks_at_rows(model: OperatorModel) -> bool:

@@ -380,7 +380,7 @@ def load_residuals(path: Path = SHIPPED) -> tuple[StepResidual, ...]:
 def least_half_width(ways: Iterable[str], device_kind: str, workload: str, ranks: int = 1) -> float:
     """Return the least half width of a step's 80 % interval, as a logarithm.
 
-    As ``intervals.fit_step_band`` for each of the independent ``ways`` that leave what was
+    As ``fits.operators.fit_step_band`` for each of the independent ``ways`` that leave what was
     recorded, without the workload's own residuals (no step judges itself); the other kind of device
     stands in below ``FEWEST_OF_STEPS``. Beyond the most ranks measured it grows with the
     doublings.

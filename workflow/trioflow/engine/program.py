@@ -480,7 +480,7 @@ class Program:
 def select_kinds(
     kinds: pd.Series[str], on_compute_stream: Callable[[], NDArray[np.bool_]]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return what ``timeline.select_compute`` and ``select_communication`` say of tasks of these kinds [tasks].
+    """Return what ``result.select_compute`` and ``select_communication`` say of tasks of these kinds [tasks].
 
     ``on_compute_stream`` is only called where there are host tasks.
     """

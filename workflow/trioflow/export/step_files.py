@@ -362,7 +362,7 @@ def simulate_experiment(
 ) -> None:
     """Simulate an experiment and write its timeline, what is made of it, and its summary.
 
-    ``graph_folder``, ``platform``, ``collectives``, ``session``, ``traces``: as for ``experiment.load_experiment``;
+    ``graph_folder``, ``platform``, ``collectives``, ``session``, ``traces``: as for ``prediction.step.load_experiment``;
     ``captures``: ``trace.json`` of all of the run's traces,
     whose repeats say how far ranks drift (where none was repeated, the spread of the kind of device does); ``folder``:
     where ``timeline.parquet``, ``critical_path.parquet``, ``links.parquet``, ``breakdown.parquet``,
@@ -465,7 +465,7 @@ def count_memory(
 ) -> pd.DataFrame:
     """Return what every rank holds over time [bytes], as ``write_perfetto`` takes curves.
 
-    ``curves``: ``metadata.memory_curves`` of the task graph; ``timeline``: ``tables.TIMELINE`` of the same graph. Above
+    ``curves``: ``memory_curves`` of the task graph's metadata; ``timeline``: ``tables.TIMELINE`` of the same graph. Above
     ``most_points`` of a rank neighbours are joined and keep their most.
 
     Memory is handed out in the order of the program (``parallel.memory.profile``): a change is shown when the device

@@ -172,7 +172,7 @@ class CollectiveFlows:
     """Flows of one collective and how far their times can be trusted."""
 
     shape: FlowShape  # ends and routes of the flows
-    # Of each flow [flows]; see ``interface.Flow`` [bytes], [s], [bytes/s]
+    # Of each flow [flows]; see ``networks.Flow`` [bytes], [s], [bytes/s]
     sizes_bytes: Floats
     latencies_s: Floats
     max_rates_bytes_per_s: Floats

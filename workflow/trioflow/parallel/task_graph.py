@@ -54,7 +54,7 @@ class GraphMetadata:
     of the trace whose operators the tasks name; ``trace_shares`` is the share of the step
     that each traced batch decides, ``traced_phases_s`` traced time by phase at each batch [s], ``baseline_step_time_s``
     the traced step shared out evenly by samples and ranks [s]. ``uncertainty`` is for whoever predicts the step:
-    nothing here reads it; ``peak_memory_bytes`` is the fullest rank's, ``memory`` and ``memory_curves`` see ``memory.estimate_memory`` and ``take_curves``. ``experiment`` and
+    nothing here reads it; ``peak_memory_bytes`` is the fullest rank's, ``memory`` and ``memory_curves`` see ``memory.peak.estimate_memory`` and ``take_curves``. ``experiment`` and
     ``operator_times`` (what times rest on) are of an experiment of the workflow.
     """
 
@@ -392,7 +392,7 @@ class Grid:
 
 
 def fold_representatives(graph: TaskGraph, grid: Grid) -> FoldedTaskGraph:
-    """Return the folded graph of a grid of ranks from the tasks of ``grid.find_representatives()``, in this order.
+    """Return the folded graph of a grid of ranks from the tasks of ``Grid.find_representatives``, in this order.
 
     Groups and peers name ranks of the whole grid. Raises PlanError when groups of ranks that are said to be alike do
     not stand for one another.

@@ -337,7 +337,7 @@ class Prediction:
     def draws(self) -> Draws | None:
         """The step in many draws of its spread; None where none were asked for.
 
-        Raises InputError as ``drawn.draw_step``.
+        Raises InputError as ``draw_step``.
         """
         options, simulated = self.step.options, self.simulated
         if not options.draws:

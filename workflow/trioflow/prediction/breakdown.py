@@ -101,7 +101,7 @@ other waits: the bubble of a pipeline, and of ranks with less work than the slow
 def split_step(executed: Executed, trace: Trace, waits: Mapping[str, Any], step_s: float) -> dict[str, float]:
     """Return the ``PARTS`` of a step that take any time [s], as means over the ranks; they add up to ``step_s``.
 
-    ``waits``: of ``language_answer.describe_waits``. What two degrees' groups hide at once is shared among them.
+    ``waits``: of ``describe_waits``. What two degrees' groups hide at once is shared among them.
     """
     rows = build_breakdown(executed.graph, executed.timeline, trace, "rank").set_index("name")
     numbers = rows.select_dtypes("number").astype(float)

@@ -87,7 +87,7 @@ def answer_memory(
 
     ``memory`` is that of every rank by category, ``fullest_rank`` and ``last_rank`` its entries of the fullest rank
     and of the last one, whose peak frameworks such as Megatron-LM log; ``left_bytes``: how much more
-    the step may need and still likely fit, negative where it needs less to. ``changes``: where the step is less than ``survival.DOUBTED``
+    the step may need and still likely fit, negative where it needs less to. ``changes``: where the step is less than ``memory.peak.DOUBTED``
     likely to fit, plans that change one thing, or two where no single one suffices, each with its own memory.
     """
     step = prepare_step(resolve(traces, plan, platform, batch=batch, options=options))
@@ -191,7 +191,7 @@ def find_largest(
     """Return the largest batch or sequence (``what``) of a plan that fits the memory; all else as for ``predict``.
 
     Returns ``largest``, ``plan_text``, ``memory_bytes`` and ``outside_bytes`` of a rank; for the largest that more likely
-    ``fits`` than not, the ``next`` one and the largest that is ``survival.DOUBTED`` likely to fit (``roomy``, None
+    ``fits`` than not, the ``next`` one and the largest that is ``memory.peak.DOUBTED`` likely to fit (``roomy``, None
     where there is none) the size, ``peak_memory_bytes``, ``reserved_bytes`` and ``fit_probability``. A batch is of the whole step, in as
     many pieces as the plan has, all of one size. Raises InputError when nothing fits; otherwise as
     ``question.resolve``.

@@ -44,7 +44,7 @@ SERIAL, FULL = "none", "full"
 class Settings:
     """What a sensitivity changes; the prediction itself has none changed."""
 
-    anchor: str = TIMER  # one of ``steps.ANCHOR_WAYS``
+    anchor: str = TIMER  # one of ``costmodel.uncertainty.ANCHOR_WAYS``
     copies: float = 1.0  # factor on copies into and out of gradient buckets
     vocabulary: bool = True  # whether tensor parallelism cuts embedding and head
     # none: collectives wait for compute and compute for them. full: neither waits. Empty: as the
@@ -206,7 +206,7 @@ class LiveCase:
         session: str | Path,
         traces: Sequence[str | Path],
     ) -> LiveCase:
-        """Read an experiment, as ``experiment.load_experiment`` does; TrioflowError where a file is missing or wrong."""
+        """Read an experiment, as ``prediction.step.load_experiment`` does; TrioflowError where a file is missing or wrong."""
         step, anchor = load_experiment(graph_folder, platform, collectives, session, traces)
         factors = step.settle(anchor)
         host_s = step.trace.operators["cpu_ns"].to_numpy(np.float64) * 1e-9
@@ -232,7 +232,7 @@ class LiveCase:
         return serial > full * (1 + _SAME)
 
     def has(self, need: str) -> bool:
-        """Return whether the experiment has what a change needs; see ``causes.Change``."""
+        """Return whether the experiment has what a change needs; see ``Change``."""
         kinds = set(self.graph.tasks["kind"])
         on_stream = self.step.platform.communication_on_compute_stream
         return {
@@ -563,7 +563,7 @@ def _row(
 
 
 def explain_live(cases: Mapping[str, LiveCase]) -> pd.DataFrame:
-    """Return parts and sensitivities of every experiment: ``causes.CAUSES``."""
+    """Return parts and sensitivities of every experiment: ``CAUSES``."""
     return explain_cases(("live", name, case, None) for name, case in cases.items())
 
 
@@ -577,7 +577,7 @@ def _find(places: Mapping[tuple[str, str], Path], file: str, folder: str) -> Pat
 def build_attribution(
     experiments: Sequence[Mapping[str, Any]], files: Iterable[str | Path], attribution: str | Path, causes: str | Path
 ) -> pd.DataFrame:
-    """Divide the errors of a run and write the parts (``ATTRIBUTION``) and the sensitivities (``causes.CAUSES``).
+    """Divide the errors of a run and write the parts (``ATTRIBUTION``) and the sensitivities (``CAUSES``).
 
     ``files``: ``tasks.parquet`` of every experiment, ``trace.json`` of every trace,
     ``session.json``, ``measurements.parquet`` and ``rank_timelines.parquet`` of every workload (in

@@ -46,7 +46,7 @@ class ReportInputs:
     collective_samples: pd.DataFrame
     operator_fit: pd.DataFrame  # columns of ``tables.OPERATOR_FIT``
     collectives: CollectiveCostModel  # fitted collective costs
-    # attribution, causes: columns of ``attribution.ATTRIBUTION`` and ``causes.CAUSES``.
+    # attribution, causes: columns of ``attribution.ATTRIBUTION`` and ``attribution.CAUSES``.
     attribution: pd.DataFrame
     causes: pd.DataFrame
     sessions: dict[str, dict[str, Any]]  # ``session.json`` by workload

@@ -171,7 +171,7 @@ class Found:
     """What a search found.
 
     ``ranking``: of ``simulated``, the fastest first, behind them those whose memory is less
-    than ``survival.DOUBTED`` to suffice (``crowded``), each with its best bucket size; ``other_buckets`` lists the others
+    than ``memory.peak.DOUBTED`` to suffice (``crowded``), each with its best bucket size; ``other_buckets`` lists the others
     (``bucket_bytes`` [bytes], ``outlined_s`` [s]), ``alike_buckets`` counts those within a hundredth. ``dropped``:
     plans that more likely run out of memory than not, with the reason. ``fates``: what became of all plans, by family. ``left_out``:
     kinds of plans not looked at. ``outlined``: plans whose step was outlined. ``outline_error``: least and greatest

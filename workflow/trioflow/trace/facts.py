@@ -81,7 +81,7 @@ class Facts:
         `STEP_TIME_SOURCES`.
     ``step_times_s``, ``profiled_step_s``, ``profiler_overhead``: steps without the profiler, the
         profiled one [s], and by how much it is longer, relative.
-    ``repeats``: how much profiled steps differ from one another; see ``profile.timing.measure_repeats``.
+    ``repeats``: how much profiled steps differ from one another; see ``profile.steps.measure_repeats``.
     ``busy_s``, ``span_s``, ``span_ns``, ``host_only_s``, ``tail_s``, ``first_call_s``: when the
         device was busy, from first to last kernel (by operator in ns), host time of modules without
         kernels, host time after the last operator, and of one call that takes most of the step.

@@ -612,7 +612,7 @@ def pack_trace(trace: str | Path, target: str | Path) -> dict[str, Any]:
 
 
 def read_pack(file: str | Path) -> Trace:
-    """Read a trace from a pack; TraceError as `pack.open_pack` or where it contradicts itself, TableError as its tables."""
+    """Read a trace from a pack; TraceError as `open_pack` or where it contradicts itself, TableError as its tables."""
     members = open_pack(file)
     facts = parse_json(
         members["trace.json"], file, TraceError, "trace.json", "pack the trace again, or copy the file again"

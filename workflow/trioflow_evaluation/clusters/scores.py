@@ -105,7 +105,7 @@ def split_by_nodes(cases: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def mark_crowded(memory: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """Return the steps of runs with ``crowded``: whether they are less likely to fit an H100 than `survival.DOUBTED`."""
+    """Return the steps of runs with ``crowded``: whether they are less likely to fit an H100 than `memory.peak.DOUBTED`."""
     key = [*_PLAN, "micro_batch", "accumulate"]
     sizes = ["fullest_bytes", "fullest_reserved_bytes"]
     held = memory.loc[memory["set"] != FAILED, [*key, *sizes]].drop_duplicates(key)

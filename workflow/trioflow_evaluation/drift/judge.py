@@ -89,11 +89,11 @@ class Job:
         return self.graph.run(np.arange(len(item_s)), item_s).step_s
 
     def list_passes(self, steps: Any = slice(None)) -> pd.DataFrame:
-        """Return the passes of some steps as ``spread.fit_spread`` takes them."""
+        """Return the passes of some steps as ``fit_spread`` takes them."""
         return self._list(COMPUTE, steps, ["replica", "stage", "rank", "phase", "micro_batch"])
 
     def list_exchanges(self, steps: Any = slice(None)) -> pd.DataFrame:
-        """Return the exchanges of some steps as ``spread.fit_spread`` takes them."""
+        """Return the exchanges of some steps as ``fit_spread`` takes them."""
         found = self._list(EXCHANGE, steps, ["rank", "optype", "micro_batch"])
         names = found["optype"] + found["rank"].astype(str) + "." + found["micro_batch"].astype(str)
         return found.assign(exchange=names)

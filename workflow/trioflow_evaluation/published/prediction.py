@@ -300,7 +300,7 @@ class UpkeepModel:
     """An operator model with dearer or cheaper copies into and out of gradient buckets."""
 
     # Of the GPU. A trace's own operators are rescaled; what a plan asks to be predicted is upkeep
-    # (`parallel.splits.sharding.predict_elementwise`).
+    # (`parallel.reference.PricedModel.predict_elementwise`).
     base: OperatorModel
     factor: float
 
@@ -337,7 +337,7 @@ class PreparedCase:
         return choose_reference(self.times.traces, self.rank_batch).trace
 
     def has(self, need: str) -> bool:
-        """Return whether the case has what a change needs; see ``causes.Change``."""
+        """Return whether the case has what a change needs; see ``report.attribution.Change``."""
         plan = self.row.made_plan
         communicates = self.collectives is not None and plan.ranks > 1
         own = self.times.confidence == "measured"

@@ -259,7 +259,7 @@ class Calibration:
 
     # Logarithms: fixed part, hops, bandwidth, each for LL, LL128, Simple.
     scales: tuple[float, ...] = (0.0,) * (PARTS * len(PROTOCOLS))
-    in_switch_scale: float = 1.0  # As in :func:`nccl.choose`
+    in_switch_scale: float = 1.0  # As in :func:`choose`
 
     def apply(self, choices: Choices) -> Floats:
         """Return the times [s] of chosen messages."""

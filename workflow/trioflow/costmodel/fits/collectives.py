@@ -424,7 +424,7 @@ def fit_platform_collectives(
     situations: Iterable[str] = SITUATIONS,
     others: Mapping[str, Callable[[pd.DataFrame], Method]] | None = None,
 ) -> PlatformCollectives:
-    """Fit every method and its intervals to ``tables.read_public_samples``, each key from one library and dataset.
+    """Fit every method and its intervals to samples as ``tables.COLLECTIVE_SAMPLES``, each key from one library and dataset.
 
     The library's version chooses NCCL's constants; ``network_bytes_per_s`` comes from measurements
     between nodes where unknown. ``others``: what is fitted beside them to compare, and not saved. Raises TableError

@@ -74,7 +74,7 @@ LEFT_OUT_OPERATORS = "one workload only: fifths of its operators left out, sprea
 class HeldOut:
     """Rows and pairs, with predictions by models that did not see their workload."""
 
-    rows: pd.DataFrame  # As ``rows.collect_rows``, with ``held_out_s`` [s]
+    rows: pd.DataFrame  # As ``fits.curves.collect_rows``, with ``held_out_s`` [s]
     # One row a pair: ``workload``, ``recorded``, ``target`` (labels of ``rows``), traces,
     # ``operator_class``, ``phase``, ``time_s`` (the target's recorded time), ``recorded_s``,
     # ``held_out_s`` (rescaled from the recorded size), ``distance``, ``unchanged``.
@@ -321,7 +321,7 @@ def fit_and_hold_out(data: DeviceData, method: str) -> tuple[Mapping[Key, ClassC
 class DeviceData:
     """Everything that was measured on a device, as rows of a fit."""
 
-    rows: pd.DataFrame  # Operators of all traces (``rows.collect_rows``)
+    rows: pd.DataFrame  # Operators of all traces (``fits.curves.collect_rows``)
     # The distinct ones, with ``row`` (their first place in ``rows``) and ``count``.
     unique: pd.DataFrame
     stands_in: Indices  # For every row the ``row`` of its equal in ``unique``

@@ -333,7 +333,7 @@ class NewGpuOperatorModel:
         return with_times(there, time_s)
 
     def row_times(self, rows: pd.DataFrame) -> Floats:
-        """Predict the time [s] of rows as ``rows.sized_rows`` returns them."""
+        """Predict the time [s] of rows as ``operators.curves.sized_rows`` returns them."""
         timed = rows.assign(time_s=self.base.row_times(rows))
         found = scale_rows(timed, self.source, self.target, DEFAULT_RULE, self.precision, self.model, 0.0)
         return found["time_s"].to_numpy(np.float64)

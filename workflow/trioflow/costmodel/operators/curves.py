@@ -1,6 +1,6 @@
 """Forms of an operator's cost as a function of its sizes, and one curve for every class and phase of operators.
 
-``fits.curves`` fits forms, ``fits.classes`` classes. Every form is monotone in every feature: its coefficients are not negative.
+``costmodel.fits.curves`` fits them. Every form is monotone in every feature: its coefficients are not negative.
 
 Time of matrix products from tiles and waves, with a launch's constant: a device computes a product in tiles, one to a
 multiprocessor, wave after wave; the last wave is as long as a full one however few tiles it holds. That makes time grow in

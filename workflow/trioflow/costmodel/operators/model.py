@@ -43,7 +43,7 @@ from trioflow.costmodel.uncertainty import WIDEST_FACTOR, Band, StepBand, find_b
 from trioflow.hardware.machine import FALLBACK_PRECISION, DeviceSheet, find_sheet
 
 RowTimes = Callable[[pd.DataFrame], Floats]
-"""Predicts the time [s] of rows as ``rows.sized_rows`` returns them."""
+"""Predicts the time [s] of rows as ``curves.sized_rows`` returns them."""
 
 _FAR = 16.0
 """Growth at which it is decided which dimensions of a product grow: far enough to tell them apart."""
@@ -56,7 +56,7 @@ _MOST_DOUBLINGS = 20
 class Resizing:
     """Rows at two sizes."""
 
-    # As ``rows.sized_rows``, at the recorded and at the wanted size; the second's products are
+    # As ``curves.sized_rows``, at the recorded and at the wanted size; the second's products are
     # still those of the first.
     rows: pd.DataFrame
     resized: pd.DataFrame
@@ -268,7 +268,7 @@ class OperatorCostModel:
     rescale_bands: Mapping[Key, Band]
     steps: Mapping[str, StepBand]  # Held-out error of step sums, for ``predict`` and ``rescale``
     facts: Mapping[str, Any] = field(default_factory=dict)  # Traces that it was fitted to
-    products: bool = False  # With matrix products and kinds (``rows.sized_rows``)
+    products: bool = False  # With matrix products and kinds (``curves.sized_rows``)
     shipped: bool = False  # With trioflow: the device is a shipped sheet's, whatever sheets a user has
 
     @cached_property
@@ -292,7 +292,7 @@ class OperatorCostModel:
         """Predict recorded operators at the ``flop`` and bytes of ``target``, which has the same rows.
 
         Recorded time x predict(target) / predict(recorded), inside the bounds of
-        ``resizing.rescale_rows``; of unchanged size exactly the recorded time, without an interval.
+        ``rescale_rows``; of unchanged size exactly the recorded time, without an interval.
         The interval grows with that ratio's logarithm, from captures at two batches by models that
         did not see the workload. Raises TableError when a column, value or row does not fit.
         """
@@ -306,7 +306,7 @@ class OperatorCostModel:
         return _prediction(operators.index, time_s, low_s, high_s, outside)
 
     def row_times(self, rows: pd.DataFrame) -> Floats:
-        """Predict the time [s] of rows as ``rows.sized_rows`` returns them."""
+        """Predict the time [s] of rows as ``curves.sized_rows`` returns them."""
         return predict_rows(self.curves, rows)
 
     def in_steps(self) -> OperatorCostModel:
@@ -314,7 +314,7 @@ class OperatorCostModel:
 
         The constant of their curves is what a timer and a launch take where nothing else runs: 7 to 100 us. In a step
         the launch is the host's, and no small kernel takes longer than public profiles show
-        (``rows.load_small_kernels``).
+        (``curves.load_small_kernels``).
         """
         timed = {name for name, how in dict(self.facts.get("timed") or {}).items() if how == CALLS}
         if not timed:

@@ -364,7 +364,7 @@ class PrecisionModel:
     # Its attention; None where the base's own is of this precision.
     attention: AttentionTable | None = None
     causal: bool | None = None  # Whether attention masks what follows; None where nobody says
-    # Version of attention's kernel (``attention.VERSIONS``), 0 where nobody says, and whether it is deterministic.
+    # Version of attention's kernel (``VERSIONS``), 0 where nobody says, and whether it is deterministic.
     kernel: tuple[float, bool] = (0.0, False)
 
     @property
@@ -411,7 +411,7 @@ class PrecisionModel:
         return with_times(found, time_s).assign(extrapolated=inside | outside)
 
     def row_times(self, rows: pd.DataFrame) -> Floats:
-        """Predict the time [s] of rows as ``rows.sized_rows`` returns them."""
+        """Predict the time [s] of rows as ``curves.sized_rows`` returns them."""
         times = np.array(self.base.row_times(rows))
         for chosen, priced in self._parts(rows):
             times[chosen] = priced["time_s"].to_numpy(np.float64)

@@ -161,7 +161,7 @@ def _read_pieces(state: Any) -> Pieces:
 
 
 def _check_flows(plan: ExchangePlan) -> None:
-    """Refuse a plan with a flow that no network could finish; see ``interface.check_flow``."""
+    """Refuse a plan with a flow that no network could finish; see ``network.networks.check_flow``."""
     if isinstance(plan, CollectiveRounds):
         return
     sizes_bytes = plan.sizes_bytes if isinstance(plan, CollectiveFlows) else plan.block_bytes

@@ -255,7 +255,7 @@ _MOST_ENTRIES = 1 << 28
 
 @dataclass(frozen=True, eq=False)
 class Messages:
-    """Columns as in ``schedule.Schedule`` and ``schedule.Contents``; what arrived at the source in smaller steps is seen."""
+    """Columns as in ``Schedule`` and ``Contents``; what arrived at the source in smaller steps is seen."""
 
     step: Index
     source: Index
@@ -275,7 +275,7 @@ class Pattern:
 
     members: int  # ranks
     messages: Messages  # what they send
-    # As in ``schedule.Contents`` [blocks]
+    # As in ``Contents`` [blocks]
     origin: Index
     destination: Index
     pieces: int  # blocks that make up the collective's ``message_bytes``

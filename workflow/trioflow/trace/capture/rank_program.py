@@ -432,7 +432,7 @@ def capture_rank(
     (and ``batch``) if it takes an argument; it returns the step, a function or an object's
     ``step``. ``device``: ``meta`` for tensors without data, ``cpu``, ``cuda`` or ``auto``.
     ``target``: whose optimizers and attention are chosen, ``cuda`` (default without data) or
-    ``cpu``; times on another one are not kept. Facts: ``trace.program``. Raises InputError when
+    ``cpu``; times on another one are not kept. Facts: ``program``, as `trace.facts` says. Raises InputError when
     rank, device or batch are impossible, the function is unusable, or the step needs what fake
     groups or tensors do not have.
     """

@@ -245,7 +245,7 @@ class ChakraNode:
 
     node_id: int
     name: str
-    kind: str  # a key of ``chakra_messages.NODE_TYPES``
+    kind: str  # a key of ``NODE_TYPES``
     ctrl_deps: list[int]
     data_deps: list[int]
     # start_us, duration_us: as the file states them, 0 for absent [us].
