@@ -30,8 +30,7 @@ from page_numbers import publish_block
 from trioflow.base.errors import TrioflowError
 from trioflow.base.experiments import Plan
 from trioflow.base.provenance import atomic_path
-from trioflow.costmodel.uncertainty import CALIBRATION, ONE_NODE, RECORDED, load_calibration
-from trioflow.engine.result import CONFIDENCES
+from trioflow.costmodel.uncertainty import CALIBRATION, CONFIDENCES, ONE_NODE, RECORDED, load_calibration
 from trioflow.parallel.plan import make_plan
 from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import predict
@@ -186,7 +185,10 @@ def _follow(module: Any, ask: Callable[[], Any]) -> tuple[Any, str, str] | None:
         return last[-1]
 
     free = {kind: (1.0, word) for kind, (_, word) in load_calibration().items()}
-    with patch("trioflow.prediction.step.load_calibration", lambda: free), patch.object(module, "predict", follow):
+    with (
+        patch("trioflow.costmodel.uncertainty.load_calibration", lambda: free),
+        patch.object(module, "predict", follow),
+    ):
         try:
             ends = ask()
         except TrioflowError as error:

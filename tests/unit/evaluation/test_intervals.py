@@ -15,8 +15,7 @@ from page_numbers import (
     record_intervals,
     score_set,
 )
-from trioflow.costmodel.uncertainty import load_calibration
-from trioflow.engine.result import CONFIDENCES
+from trioflow.costmodel.uncertainty import CONFIDENCES, load_calibration
 from trioflow_evaluation.vtrain.data import GROUPS, PLANS
 
 COLUMNS = ["measured_s", "predicted_s", "low_s", "high_s"]

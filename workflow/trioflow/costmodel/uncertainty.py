@@ -1,13 +1,21 @@
-"""Uncertainty: intervals of operators, collectives and whole steps, from what predictions missed that they were not fitted to.
+"""How far a prediction may be off: intervals of operators, collectives and whole steps, the word beside them, and jitter.
 
-Whole steps: operators timed one by one brought to the step they came from, and how far predicted steps were off. A table of
-operators that were timed alone sums to more than the step it was taken from: each row holds what the timer shows where nothing
-runs. The single-GPU step's measured time shows how much of that is left to take off.
+All rest on what predictions missed that they were not fitted to. The 80 % interval of a step comes about in this order:
 
-How much the same work differs from step to step, rank to rank and micro-batch to micro-batch: logarithms of times over their
-medians are taken apart into what a whole step shares, what a rank keeps, what a micro-batch of a replica keeps on all its
-stages in both passes (its samples are longer or shorter), and what is new in each pass of a rank. Of exchanges it is their
-length once all are ready.
+1. Compute has a low and a high factor (`Uncertainty.compute`): `combine_intervals` of how much the traced step's repeats
+   differ, of times that a model gave a device, of operators at other sizes, and of what brings operators to their step.
+2. The step is simulated again with all compute at its low end and every collective at its ``low_s``, and with all high.
+3. `Uncertainty.widen`: it is at least as wide as steps were off that left what was recorded in the same way
+   (`least_half_width`, ``data/step_residuals.tsv``).
+4. `calibrate_interval`: the logarithms of its ends are scaled to what judged steps of its kind show
+   (``data/step_calibration.tsv``).
+
+Operators that were timed alone sum to more than the step they were taken from: each row holds what the timer shows where
+nothing runs. The single-GPU step's measured time shows how much of that is left to take off (`StepAnchor`).
+
+Jitter (`Spread`): logarithms of times over their medians are taken apart into what a whole step shares, what a rank keeps,
+what a micro-batch of a replica keeps on all its stages in both passes (its samples are longer or shorter), and what is new
+in each pass of a rank. Of exchanges it is their length once all are ready.
 """
 
 from __future__ import annotations
@@ -25,6 +33,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.arguments import check_argument
 from trioflow.base.errors import InputError
+from trioflow.base.plan_row import Plan
 from trioflow.base.provenance import PACKAGE, read_json, read_table
 from trioflow.base.units import format_time
 from trioflow.costmodel.features import Floats, OperatorModel, looks_at_rows
@@ -37,6 +46,14 @@ if TYPE_CHECKING:
 
 COVERAGE = (0.1, 0.9)
 """Quantiles at the ends of an 80 % interval."""
+
+CONFIDENCES = ("measured", "interpolated", "extrapolated", "uncalibrated")
+"""What a time rests on, from the best to the worst."""
+
+
+def find_worst(confidences: Iterable[str]) -> str:
+    """Return the worst word of some."""
+    return max(confidences, key=CONFIDENCES.index)
 
 
 SHORTEST_S = 1e-9
@@ -193,7 +210,7 @@ class Uncertainty:
     """How far a step may be off, before judged steps of its kind say more: 80 % intervals, and what they rest on."""
 
     compute: tuple[float, float] = (1.0, 1.0)  # factors on compute at the ends of the interval
-    confidence: str = "measured"  # of compute: one of ``engine.result.CONFIDENCES``
+    confidence: str = "measured"  # of compute: one of ``CONFIDENCES``
     least_half_log: float = 0.0  # least half width of the step's interval, as a logarithm, without its first call
     first_call_s: float = 0.0  # a call that initialises stays as it was recorded, on the way through every step [s]
 
@@ -426,6 +443,25 @@ MOST_NODES = 248
 def load_calibration(path: Path = CALIBRATION) -> dict[str, tuple[float, str]]:
     """Return of each kind of step the factor on the logarithms of its interval's ends, and its best word of confidence."""
     return {row["kind"]: (float(row["scale"]), row["word"]) for row in read_table(path)}
+
+
+def find_kind(plan: Plan, ranks: int, ranks_per_node: int, confidences: Iterable[str]) -> str:
+    """Return which kind a plan's step is: a row of ``data/step_calibration.tsv``; ``confidences``: of its compute."""
+    kinds = {
+        RECORDED: ranks == 1 and set(confidences) == {CONFIDENCES[0]},
+        TENSOR_OVER_NODES: plan.tensor > ranks_per_node,
+        LONG_CONTEXT: plan.context > 2,
+        MANY_NODES: ranks > MOST_NODES * ranks_per_node,
+        NODES: ranks > ranks_per_node,
+        ONE_NODE: True,
+    }
+    return next(kind for kind, holds in kinds.items() if holds)
+
+
+def calibrate_interval(kind: str, step_s: float, ends_s: Sequence[float]) -> list[float]:
+    """Return the ends of a step's interval as wide as the errors of judged steps of its kind ask for [s]."""
+    scale, _ = load_calibration()[kind]
+    return [step_s * (end_s / step_s) ** scale for end_s in ends_s]
 
 
 def spell_workload(name: str) -> str:

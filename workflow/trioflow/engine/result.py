@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.base.runs import count_up, list_runs
+from trioflow.costmodel.uncertainty import CONFIDENCES
 from trioflow.engine.program import (
     COMMUNICATION_KINDS,
     COMPUTE_STREAM,
@@ -400,9 +401,6 @@ class Result:
         """What was executed, which is small where identical ranks were executed once."""
         return self.make_executed()
 
-
-CONFIDENCES = ("measured", "interpolated", "extrapolated", "uncalibrated")
-"""From the best to the worst."""
 
 _DECIDING_SHARE = 0.05
 """Parts that take a smaller share of the step are named, but decide no word: a convention."""

@@ -21,9 +21,9 @@ from trioflow import __version__
 from trioflow.base.errors import InputError
 from trioflow.base.plan_row import Plan
 from trioflow.base.units import format_apart, format_bytes, format_time
-from trioflow.costmodel.uncertainty import Spread, choose_spread, draw_normals, load_calibration
+from trioflow.costmodel.uncertainty import Spread, choose_spread, draw_normals, find_worst, load_calibration
 from trioflow.engine.program import Floats, Ints
-from trioflow.engine.result import CONFIDENCES, Drawn, DrawnGraph, Result, Summary, check_size
+from trioflow.engine.result import Drawn, DrawnGraph, Result, Summary, check_size
 from trioflow.network.collectives import LinkCollectives
 from trioflow.parallel.memory.peak import DOUBTED, LIKELY, describe_probability
 from trioflow.parallel.schedules.table import TRAIN
@@ -284,7 +284,7 @@ class Prediction:
             self.step.confidence,
             load_calibration()[self.step.kind][1],
         ]
-        return max(words, key=CONFIDENCES.index)
+        return find_worst(words)
 
     @property
     def memory(self) -> list[dict[str, Any]]:

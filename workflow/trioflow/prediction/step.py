@@ -21,17 +21,8 @@ from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import find_traits
 from trioflow.base.provenance import read_json
 from trioflow.costmodel.collectives.model import load_collective_model
-from trioflow.costmodel.uncertainty import (
-    LONG_CONTEXT,
-    MANY_NODES,
-    MOST_NODES,
-    NODES,
-    ONE_NODE,
-    RECORDED,
-    TENSOR_OVER_NODES,
-    load_calibration,
-)
-from trioflow.engine.result import CONFIDENCES, Result, measure_concurrency
+from trioflow.costmodel.uncertainty import calibrate_interval, find_kind
+from trioflow.engine.result import Result, measure_concurrency
 from trioflow.engine.simulate import DEFAULTS as UNCHANGED
 from trioflow.engine.simulate import End, SimulationOptions, simulate, simulate_ends
 from trioflow.hardware.machine import Platform
@@ -206,25 +197,16 @@ class Step:
     @property
     def kind(self) -> str:
         """Which kind of step it is: a row of ``data/step_calibration.tsv``."""
-        metadata, words = (self.graph.metadata, (self.graph.metadata.uncertainty.confidence, self.confidence))
-        ranks, in_node = metadata.ranks, self.platform.ranks_per_node or metadata.ranks
-        kinds = {
-            RECORDED: ranks == 1 and set(words) == {CONFIDENCES[0]},
-            TENSOR_OVER_NODES: metadata.plan.tensor > in_node,
-            LONG_CONTEXT: metadata.plan.context > 2,
-            MANY_NODES: ranks > MOST_NODES * in_node,
-            NODES: ranks > in_node,
-            ONE_NODE: True,
-        }
-        return next(kind for kind, holds in kinds.items() if holds)
+        metadata = self.graph.metadata
+        words = (metadata.uncertainty.confidence, self.confidence)
+        return find_kind(metadata.plan, metadata.ranks, self.platform.ranks_per_node or metadata.ranks, words)
 
     def _calibrate(self, result: Result) -> Result:
         """Return a result whose interval is as wide as the errors of judged steps of its kind ask for."""
-        summary, (scale, _) = result.summary, load_calibration()[self.kind]
-        step_s = summary.step_time_s
-        if summary.low_s is None or summary.high_s is None or step_s <= 0:
+        summary = result.summary
+        if summary.low_s is None or summary.high_s is None or summary.step_time_s <= 0:
             return result
-        low_s, high_s = (step_s * (end / step_s) ** scale for end in (summary.low_s, summary.high_s))
+        low_s, high_s = calibrate_interval(self.kind, summary.step_time_s, (summary.low_s, summary.high_s))
         return replace(result, summary=replace(summary, low_s=low_s, high_s=high_s))
 
     def replace_options(self, **changes: Any) -> Step:

@@ -10,7 +10,7 @@ import pandas as pd
 from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.base.units import ns_to_s
-from trioflow.engine.result import CONFIDENCES
+from trioflow.costmodel.uncertainty import CONFIDENCES
 from trioflow.report.scores import score_cases
 
 _EXPERIMENT_COLUMNS = ("experiment", "set", "workload", "plan", "batch")

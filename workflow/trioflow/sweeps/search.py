@@ -20,7 +20,7 @@ from trioflow.base.experiments import Plan
 from trioflow.base.units import format_apart
 from trioflow.costmodel.choices import find_own_model
 from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.engine.result import CONFIDENCES
+from trioflow.costmodel.uncertainty import CONFIDENCES
 from trioflow.hardware.machine import Platform
 from trioflow.network.across_nodes import INTER_NODE
 from trioflow.parallel.memory.peak import (
