@@ -25,7 +25,7 @@ from trioflow.sweeps.description import load_sweep
 from trioflow.trace.importers.chakra_nodes import read_messages
 from trioflow.trace.importers.detect import import_trace
 from trioflow.trace.importers.options import ImportOptions
-from trioflow.trace.profile.kineto import MOST_EXPANSION, ListStream
+from trioflow.trace.profile.kineto import MOST_EXPANSION, read_profile
 from trioflow.trace.store import read_pack
 
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -44,7 +44,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "pack": read_pack,
     "parquet": lambda path: tables.read_table(path, "operators"),
     "chakra": lambda path: list(read_messages(path)),
-    "profile": lambda path: list(ListStream(path, "traceEvents", "a profile")),
+    "profile": read_profile,
     "import": lambda path: import_trace([path], ImportOptions()),
 }
 
@@ -148,12 +148,12 @@ def test_a_profile_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypat
 
     from trioflow.trace.profile import kineto
 
-    monkeypatch.setattr(kineto, "CHUNK", 1 << 12)
-    monkeypatch.setattr(kineto, "LONGEST", 1 << 12)
+    monkeypatch.setattr(kineto, "CHUNK", 1 << 17)
+    monkeypatch.setattr(kineto, "LONGEST", 1 << 20)
     path = tmp_path / "bomb.json.gz"
-    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 10_000_000 + b"]}"))
+    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b'{"ph":"M"},' * 1_000_000 + b"{}]}"))
     with pytest.raises(InputError, match=f"unpacks to more than {MOST_EXPANSION} times its size"):
-        list(ListStream(path, "traceEvents", "a profile"))
+        read_profile(path)
 
 
 def test_new_files_take_the_users_permissions(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def profile_fake_step(run: Callable[[], None], model: torch.nn.Module, mode: Not
 
 def _find_fakes(profile: Profile) -> NDArray[np.bool_]:
     """Return which events are hand-overs, or what fake tensors do inside them; annotations are kept."""
-    calls, threads = profile.is_category("cpu_op"), profile.column("thread")
+    calls, threads = profile.is_category("cpu_op"), profile.columns["thread"]
     fakes, inside = profile.is_named(_FAKE), profile.is_named(_HAND_OVER)
     for thread in np.unique(threads):
         ends_ns = np.where(fakes & (threads == thread), profile.end_ns, -1)

@@ -189,7 +189,7 @@ def _choose_step(profile: Profile, spans: Sequence[Span], nodes: Sequence[Node] 
 def _count_joined(profile: Profile, span: Span, nodes: Sequence[Node]) -> int:
     """Return how many calls of a step the execution trace may hold too."""
     rows = profile.rows_between(span.start_ns, span.end_ns)
-    records = profile.column("record_id")[rows]
+    records = profile.columns["record_id"][rows]
     if (records != ABSENT).any():
         return int(np.isin(records, [n.record_id for n in nodes if n.record_id]).sum())
     step = load_step(profile, span)  # a version that numbers calls otherwise
@@ -386,7 +386,7 @@ def _is_gpu(name: str) -> bool:
 def _check_vendor(profile: Profile, found: str | None, given: str) -> None:
     """Refuse a processor, and a GPU of another vendor than the file's device or driver calls."""
     launched = profile.is_category(*LAUNCHES)
-    calls = [profile.names[code] for code in set(profile.column("name")[launched].tolist())]
+    calls = [profile.names[code] for code in set(profile.columns["name"][launched].tolist())]
     seen = _vendor_of(found or "") or _vendor_of_calls(calls)
     named = "a processor" if is_processor(given) else _vendor_of(given)
     if seen is not None and named is not None and seen != named:

@@ -303,7 +303,7 @@ def _make_profile(report: _Report, word: str, process: int | None) -> tuple[Prof
             "or with nsys profile --pytorch=autograd-shapes-nvtx",
         )
     events += _list_calls(report, process)
-    profile = make_profile(report.path, [events], {"deviceProperties": devices})
+    profile = make_profile(report.path, events, {"deviceProperties": devices})
     starts_ns = profile.start_ns[profile.is_category("cpu_op")]
     steps = profile.events(profile.is_named("ProfilerStep#"))
     said = {

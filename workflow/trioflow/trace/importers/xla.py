@@ -14,11 +14,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from pathlib import Path
 from sys import intern
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec import Struct
+from msgspec.json import Decoder
 
 from trioflow.base.errors import TraceError
 from trioflow.base.provenance import digest_file, stamp
@@ -28,7 +32,7 @@ from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.importers.options import ImportOptions, Reader
 from trioflow.trace.importers.ranks import list_files, read_head
 from trioflow.trace.profile.events import Event, charge_apart, find_enclosing, is_communication
-from trioflow.trace.profile.kineto import ListStream
+from trioflow.trace.profile.kineto import decode_file
 from trioflow.trace.store import Trace
 
 _MARK = b'"highres-ticks"'
@@ -59,6 +63,25 @@ _RECORD = "wrap each step in jax.profiler.StepTraceAnnotation('train', step_num=
 
 _Key = tuple[str, str, int]
 """Module, operation, and which of its runs in the step."""
+
+
+class _Entry(Struct):
+    """One entry of the file's list; times [us]."""
+
+    ph: str = ""
+    pid: int | str | None = None
+    tid: int | str | None = None
+    name: str = ""
+    ts: float = inf
+    dur: float = 0.0
+    args: dict[str, Any] = {}
+
+
+class _Content(Struct):
+    events: list[_Entry] = msgspec.field(name="traceEvents")
+
+
+_CONTENT = Decoder(_Content)
 
 
 @dataclass
@@ -121,20 +144,20 @@ def import_xla(path: str | Path, options: ImportOptions) -> Trace:
 
 
 def _read_file(path: Path) -> _File:
+    events = decode_file(path, _CONTENT).events
     found, seen = _File(path), 0
-    raw: dict[str, Any] = {}
-    for place, raw in enumerate(ListStream(path, "traceEvents", "a trace of XLA's profiler")):
+    for place, event in enumerate(events):
         try:
-            if raw.get("ph") == "M":
-                _take_name(found, raw)
-            elif raw.get("ph") == "X":
+            if event.ph == "M":
+                _take_name(found, event)
+            elif event.ph == "X":
                 seen += 1
-                _take_event(found, raw)
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+                _take_event(found, event)
+        except (KeyError, ValueError) as error:
             raise TraceError(
                 f"the event cannot be read: {error}", file=path, place=f"traceEvents[{place}]", fix="record it again"
             ) from None
-    found.ended = not raw  # what XLA's profiler writes last is an empty event
+    found.ended = not events or events[-1] == _Entry()  # what XLA's profiler writes last is an empty event
     if seen >= _MOST_EVENTS:
         raise TraceError(
             f"it holds {seen} events: the profiler drops what is beyond a million",
@@ -144,38 +167,36 @@ def _read_file(path: Path) -> _File:
     return found
 
 
-def _take_name(found: _File, raw: dict[str, Any]) -> None:
-    if raw.get("name") == "process_name":
-        found.processes[raw["pid"]] = str(raw["args"]["name"])
-    elif raw.get("name") == "thread_name":
-        found.lanes[raw["pid"], raw["tid"]] = str(raw["args"]["name"])
+def _take_name(found: _File, raw: _Entry) -> None:
+    if raw.name == "process_name":
+        found.processes[raw.pid] = str(raw.args["name"])
+    elif raw.name == "thread_name":
+        found.lanes[raw.pid, raw.tid] = str(raw.args["name"])
 
 
-def _take_event(found: _File, raw: dict[str, Any]) -> None:
+def _take_event(found: _File, raw: _Entry) -> None:
     """Keep an event of a device, an operation on the host, or a step's annotation."""
-    said, process = raw.get("args") or {}, raw.get("pid")
-    on_device = found.processes.get(process, "").startswith("/device:")
-    if not on_device and "hlo_op" not in said and "step_num" not in said:
+    on_device = found.processes.get(raw.pid, "").startswith("/device:")
+    if not on_device and "hlo_op" not in raw.args and "step_num" not in raw.args:
         return
-    start_us, length_us = float(raw["ts"]), float(raw.get("dur", 0))
-    if not (0 <= length_us < _LONGEST_US and abs(start_us) < _LONGEST_US):
-        raise ValueError(f"no call begins at {raw['ts']} and takes {raw.get('dur')}")
-    start_ns = round(start_us * NS_PER_US)
-    lane = found.lanes.get((process, raw.get("tid")), "")
+    if not (0 <= raw.dur < _LONGEST_US and abs(raw.ts) < _LONGEST_US):
+        raise ValueError(f"no call begins at {raw.ts} and takes {raw.dur}")
+    start_ns = round(raw.ts * NS_PER_US)
+    lane = found.lanes.get((raw.pid, raw.tid), "")
     event = Event(
-        str(raw["name"]),
+        raw.name,
         "kernel",
         start_ns,
-        start_ns + round(length_us * NS_PER_US),
-        hash((process, raw.get("tid"))),
+        start_ns + round(raw.dur * NS_PER_US),
+        hash((raw.pid, raw.tid)),
         None,
         None,
-        details={"lane": lane, **{word: intern(str(said[word])) for word in _KEPT if word in said}},
+        details={"lane": lane, **{word: intern(str(raw.args[word])) for word in _KEPT if word in raw.args}},
     )
-    if "step_num" in said and not on_device:
+    if "step_num" in raw.args and not on_device:
         found.annotations.append(event)
     else:
-        found.events.setdefault(process, []).append(event)
+        found.events.setdefault(raw.pid, []).append(event)
 
 
 def _find_operations(file: _File) -> tuple[Any, list[Event]]:

@@ -9,9 +9,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
+from msgspec import Raw, Struct
+from msgspec.json import Decoder
+
 from trioflow.base.errors import TraceError
 from trioflow.trace.profile.events import Event
-from trioflow.trace.profile.kineto import ListStream
+from trioflow.trace.profile.kineto import VALUE, decode_file
 from trioflow.trace.profile.profiler_fields import element_bytes, element_type, kineto_words, load_fields
 from trioflow.trace.tensors import TensorRef
 
@@ -55,22 +58,30 @@ def written_arguments(schema: str) -> frozenset[int] | None:
     return frozenset(place for place, argument in enumerate(places) if "!" in argument)
 
 
+class _File(Struct):
+    """What is read of a file; each node is decoded by itself."""
+
+    nodes: list[Raw]
+    schema: str = ""
+
+
+_FILE = Decoder(_File)
+
+
 def read_nodes(path: str | Path) -> list[Node]:
     """Return the nodes of an execution trace, in order of node id.
 
     Raises TraceError when its schema or an element type is unknown, or a node is incomplete,
     repeated, contradicts itself or encloses itself.
     """
-    fields = load_fields()["execution_trace"]
-    stream = ListStream(path, fields["nodes"], "an execution trace")
-    layout: Mapping[str, Any] = {}
+    content = decode_file(path, _FILE)
+    layout = _choose_layout(content.schema, path)
     nodes: dict[int, Node] = {}
     calls: dict[int, int] = {}
-    for row, raw in enumerate(stream):
+    for row, raw in enumerate(content.nodes):
         place = f"nodes[{row}]"
-        layout = layout or _choose_layout(stream, raw)
         try:
-            node = _read_node(raw, layout, fields["attributes"])
+            node = _read_node(VALUE.decode(raw), layout)
         except UnknownTypeError as error:
             raise TraceError(
                 str(error),
@@ -91,8 +102,6 @@ def read_nodes(path: str | Path) -> list[Node]:
                 fix="capture it again",
             )
         nodes[node.node_id] = node
-    if not layout:
-        _choose_layout(stream, None)
     _check_parents(nodes, path)
     return [nodes[key] for key in sorted(nodes)]
 
@@ -101,25 +110,22 @@ class UnknownTypeError(ValueError):
     """An element type that the table of fields does not hold."""
 
 
-def _choose_layout(stream: ListStream, first: Any) -> Mapping[str, Any]:
-    """Return where the nodes of the file's schema hold what is read."""
-    schema, layouts = (str(stream.header.get("schema", "")), load_fields()["execution_trace"]["layouts"])
-    if not schema and isinstance(first, dict):  # the schema may stand behind the nodes
-        return layouts[0 if "input_shapes" in first else -1]  # type: ignore[no-any-return]
-    known = {word: layout for layout in layouts for word in layout["schemas"]}
-    for word, layout in known.items():
-        if schema.startswith(word):
-            return layout  # type: ignore[no-any-return]
-    raise TraceError(
-        f"schema {schema!r} is not known",
-        file=stream.path,
-        place="schema",
-        fix=f"use PyTorch with an execution trace of schema {', '.join(known)}",
-    )
+def _choose_layout(schema: str, path: str | Path) -> Mapping[str, Any]:
+    """Return where the nodes of a file's schema hold what is read."""
+    known = {word: layout for layout in load_fields()["execution_trace"]["layouts"] for word in layout["schemas"]}
+    layout = next((layout for word, layout in known.items() if schema.startswith(word)), None)
+    if layout is None:
+        raise TraceError(
+            f"schema {schema!r} is not known",
+            file=path,
+            place="schema",
+            fix=f"use PyTorch with an execution trace of schema {', '.join(known)}",
+        )
+    return layout  # type: ignore[no-any-return]
 
 
-def _read_node(raw: Any, layout: Mapping[str, Any], words: Mapping[str, str]) -> Node:
-    attributes = raw
+def _read_node(raw: Any, layout: Mapping[str, Any]) -> Node:
+    words, attributes = load_fields()["execution_trace"]["attributes"], raw
     if layout["attributes"]:
         attributes = {entry["name"]: entry.get("value") for entry in raw[layout["attributes"]]}
     devices: set[str] = set()

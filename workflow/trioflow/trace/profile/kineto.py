@@ -1,272 +1,254 @@
-"""Kineto's Chrome trace, of any size, read into columns.
+"""Kineto's Chrome trace, of any size, read into columns: many events at once, and of each what trioflow reads.
 
-Reading one long list out of a JSON file of any size, entry by entry.
-
-Reading Kineto's Chrome trace, of any size, into columns: many events at once, and of each what trioflow reads.
-
-The events of a Kineto profile as columns; events are built for a window of it.
+The events of a profile as columns; events are built for a window of it.
 """
 
 import gzip
 import json
 import re
+import sys
 import zlib
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from decimal import ROUND_HALF_UP, Decimal
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import cached_property
+from itertools import chain, islice
 from operator import attrgetter
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
-import pyarrow as pa
-from msgspec import UNSET, Meta, MsgspecError, Raw, Struct, defstruct, field
+from msgspec import DecodeError, Meta, Raw, Struct, ValidationError, defstruct
+from msgspec import field as member
 from msgspec.json import Decoder
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from trioflow.base.errors import TraceError
 from trioflow.base.input_files import check_file
+from trioflow.base.units import NS_PER_US
 from trioflow.trace.profile.events import DEVICE, LAUNCHES, Event, is_shape
 from trioflow.trace.profile.profiler_fields import categories, kineto_words, load_fields
 
 CHUNK = 1 << 22
-"""Characters read at a time."""
-LONGEST = 1 << 26
-"""No single entry, and no other value of the file, may be longer [characters]."""
-MOST_EXPANSION = 200
-"""Characters of a byte of a gzipped file; profiles have some 20, one character again and again 1,000."""
-_NEAR_END = 24
-"""A cut word or number shows its error this close to the end of what was read."""
-_BLANK = re.compile(r"[ \t\r\n]*")
+"""Bytes read at a time."""
 BLOCK = 1 << 17
-"""Characters of entries that are decoded at once."""
-_FEW = 256
-"""Entries that are kept at a time where each is decoded by itself: garbage collections look at each."""
-_BETWEEN = re.compile(r"\}\s*,\s*\{")
+"""Bytes of events that are decoded at once."""
+LONGEST = 1 << 26
+"""No single event, and no other value of the file, may be longer [bytes]."""
+MOST_EXPANSION = 200
+"""Bytes of a byte of a gzipped file; profiles have some 20, one character again and again 1,000."""
+_GZIP = b"\x1f\x8b"
+_START = re.compile(rb'\s*\[|(?s:.*?)"traceEvents"\s*:\s*\[')
+_NEXT, _LAST = re.compile(rb"\}[\s,]*\{"), re.compile(rb"\}[\s,]*\]")
+"""Where an event may end, the next one or the list's end behind it; its texts and arguments may hold the same."""
+_END = re.compile(rb"[\s,]*\]")
+_TRIED = 32
+"""So many places where events may end are tried before the file is taken as broken."""
+
+T = TypeVar("T")
 
 
-class ListStream:
-    """Entries of the list under one ``key`` of a JSON object (or a bare list); plain or gzipped, of ``kind`` for messages.
+@contextmanager
+def _opened(path: Path) -> Iterator[Callable[[int], bytes]]:
+    """Yield what reads some bytes of a JSON file, plain or gzipped; TraceError where it is broken or unpacks without end."""
+    check_file(path, TraceError)
+    most = max(MOST_EXPANSION * path.stat().st_size, LONGEST)
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(len(_GZIP)) == _GZIP
+            raw.seek(0)
+            file: Any = gzip.GzipFile(fileobj=raw) if packed else raw
 
-    Iterate once; ``header`` then holds the file's other values. Fractions stay text, so that no
-    digit is lost. Raises TraceError while iterating, when the file is missing, cut short, no JSON,
-    or lacks the list.
-    """
-
-    def __init__(self, path: str | Path, key: str, kind: str) -> None:
-        self.path, self.key, self.kind = Path(path), key, kind
-        self.header: dict[str, Any] = {}
-        self._decoder = json.JSONDecoder(parse_float=str, parse_constant=self._refuse_constant)
-        self._decode_list: Callable[[bytes], Sequence[Any] | None] | None = None
-        self._file: IO[str] | None = None
-        self._text, self._at, self._before, self._ended = "", 0, 0, False
-        self._most, self._place = 0, key
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the entries in order."""
-        for entries in self.blocks(None):
-            yield from entries
-
-    def blocks(self, decode_list: Callable[[bytes], Sequence[Any] | None] | None) -> Iterator[Sequence[Any]]:
-        """Yield the entries in order, many at a time, made by ``decode_list`` or, where it gives None, the json module."""
-        self._decode_list = decode_list
-        try:
-            with self._open() as self._file:
-                yield from self._read_file()
-        except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-            raise self._incomplete(str(error)) from None
-
-    def _open(self) -> IO[str]:
-        check_file(self.path, TraceError)
-        with self.path.open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-        self._most = max(MOST_EXPANSION * self.path.stat().st_size, LONGEST)
-        if packed:
-            return gzip.open(self.path, "rt", encoding="utf-8-sig")
-        return self.path.open(encoding="utf-8-sig")
-
-    def _read_file(self) -> Iterator[Sequence[Any]]:
-        first = self._peek()
-        if first == "[":
-            yield from self._read_list()
-        elif first == "{":
-            yield from self._read_object()
-        else:
-            raise self._incomplete("it starts with neither { nor [")
-        if self._peek():
-            raise self._incomplete("more follows its end")
-
-    def _read_object(self) -> Iterator[Sequence[Any]]:
-        found = False
-        self._at += 1
-        while self._peek() != "}":
-            if self._peek() == ",":
-                self._at += 1
-                continue
-            key = self._place = str(self._decode())
-            if self._peek() != ":":
-                raise self._incomplete("a key without a value")
-            self._at += 1
-            if key == self.key:
-                if self._peek() != "[" or found:
+            def read(size: int) -> bytes:
+                content: bytes = file.read(min(size, most + 1))
+                if file.tell() > most:
                     raise TraceError(
-                        f"the key {self.key} {'occurs twice' if found else 'holds no list'}",
-                        file=self.path,
-                        fix=f"give {self.kind}",
+                        f"unpacks to more than {MOST_EXPANSION} times its size", file=path, fix="check what it is"
                     )
-                found = True
-                yield from self._read_list()
-            else:
-                self.header[key] = self._decode()
-        self._at += 1
-        if not found:
-            raise TraceError(f"the key {self.key} is missing", file=self.path, fix=f"give {self.kind}")
+                return content
 
-    def _read_list(self) -> Iterator[Sequence[Any]]:
-        self._at += 1
-        while self._peek() != "]":
-            yield self._decode_many() or self._decode_each()
-        self._at += 1
+            yield read
+    except (OSError, EOFError, zlib.error, DecodeError, RecursionError) as error:
+        problem, _, place = str(error).partition(" - at `$")
+        what = "it cannot be read:" if isinstance(error, ValidationError) else "not a complete JSON file:"
+        raise TraceError(f"{what} {problem}", file=path, place=place.strip(".`"), fix="capture it again") from None
 
-    def _decode_many(self) -> Sequence[Any] | None:
-        """Return the next entries at once; None unless they are a list, and none of them is cut."""
-        if self._decode_list is None:
-            return None
-        while self._peek() == ",":
-            self._at += 1
-        while len(self._text) < self._at + 2 * BLOCK and self._more():
-            pass
-        between = _BETWEEN.search(self._text, self._at + BLOCK, self._at + 2 * BLOCK)
-        if between is not None:
-            text = f"[{self._text[self._at : between.start() + 1]}]"
-            entries = self._decode_list(text.encode())
-            if entries is not None:
-                self._at = between.end() - 1
-                return entries
-        return None
 
-    def _decode_each(self) -> list[Any]:
-        """Return a few of the next entries, each by itself: what is wrong is told of the one."""
-        entries: list[Any] = []
-        while len(entries) < _FEW and (character := self._peek()) != "]":
-            if character == ",":
-                self._at += 1
-            else:
-                entries.append(self._decode())
-        return entries
-
-    def _peek(self) -> str:
-        """Return the next character that is not a space; empty at the end of the file."""
-        while True:
-            self._at = _BLANK.match(self._text, self._at).end()  # type: ignore[union-attr]
-            if self._at < len(self._text) or not self._more():
-                return self._text[self._at : self._at + 1]
-
-    def _decode(self) -> Any:
-        """Return the next value, reading on until it is whole."""
-        self._peek()
-        while True:
-            try:
-                value, end = self._decoder.raw_decode(self._text, self._at)
-            except json.JSONDecodeError as error:
-                cut = error.msg.startswith("Unterminated") or error.pos > len(self._text) - _NEAR_END
-                longest = len(self._text) - self._at > LONGEST
-                if not cut or longest or not self._more():
-                    raise self._incomplete(error.msg) from None
-            except ValueError as error:  # a number of more digits than Python reads
-                raise self._incomplete(str(error).partition(";")[0]) from None
-            except RecursionError:
-                raise self._incomplete("nested too deeply") from None
-            else:
-                whole = end < len(self._text) or value.__class__ in (dict, list, str)
-                if whole or not self._more():
-                    self._at = end
-                    return value
-
-    def _more(self) -> bool:
-        """Read on, dropping what is done; False at the end of the file."""
-        assert self._file is not None
-        chunk = "" if self._ended else self._file.read(CHUNK)
-        self._ended = not chunk
-        if self._before + self._at > self._most:
-            raise TraceError(
-                f"unpacks to more than {MOST_EXPANSION} times its size", file=self.path, fix="check what it is"
-            )
-        self._before += self._at
-        self._text, self._at = self._text[self._at :] + chunk, 0
-        return bool(chunk)
-
-    def _incomplete(self, why: str) -> TraceError:
-        return TraceError(
-            f"not a complete JSON file ({why})", file=self.path, place=self._place, fix="capture it again"
-        )
-
-    def _refuse_constant(self, word: str) -> Any:
-        raise self._incomplete(f"{word} is not a number")
+def decode_file(path: str | Path, decoder: Decoder[T]) -> T:
+    """Return what a JSON file, plain or gzipped, holds; TraceError, with the key, where the decoder refuses it."""
+    with _opened(Path(path)) as read:
+        return decoder.decode(read(sys.maxsize))
 
 
 ABSENT = -1
 """Stands for an id that an event has not."""
 NUMBERS = ("record_id", "external_id", "sequence_number", "correlation")
+_KEPT: Mapping[str, Sequence[str]] = load_fields()["kineto"]["details"]
+"""Arguments that are kept of each category's events, ids left out; of those that communicate ``message`` besides."""
+_DETAILS = sorted({name for names in _KEPT.values() for name in names})
+_MEMORY = ("device_type", "device_id", "allocated", "reserved")
+_LIMIT = 1 << 62
+_Id = Annotated[int, Meta(ge=ABSENT, lt=_LIMIT)]
+_Arguments: Any = defstruct(
+    "_Arguments",
+    [
+        (name, kind, member(name=load_fields()["kineto"]["arguments"][name], default=default))
+        for names, kind, default in ((NUMBERS, _Id, ABSENT), (_DETAILS, Raw, b""), (_MEMORY, Any, None))
+        for name in names
+    ],
+    gc=False,
+)
+"""What is read of an event's ``args``: numbers, and the text of details; ``b""`` where there is none."""
+_NOTHING = _Arguments()
+_memory_of = attrgetter(*_MEMORY)
+_EXACT_US = 1 << 43
+"""Below this a double has every nanosecond; from there on fractions are read as texts."""
 
 
+class _Event(Struct, gc=False):
+    """One entry of the file's list."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: Any = None
+    dur: Any = None
+    args: _Arguments | None = None
+
+    def times_ns(self) -> tuple[int, int]:
+        """Return start and end [ns]; raises ValueError where no call runs so."""
+        since_1970 = self.ts.__class__ is int and self.ts > _NANOSECONDS_SINCE_1970
+        start_ns, duration_ns = (_to_ns(t, 1 if since_1970 else NS_PER_US) for t in (self.ts, self.dur))
+        if duration_ns < 0:
+            raise ValueError(f"negative duration {self.dur}")
+        if duration_ns > _LONGEST_NS:
+            raise ValueError(f"no call takes {self.dur}")
+        return start_ns, start_ns + duration_ns
+
+
+_EVENTS, _EXACT_EVENTS = Decoder(list[_Event]), Decoder(list[_Event], float_hook=str)
+VALUE = Decoder(float_hook=str)
+"""Reads any value; fractions stay text, so that no digit is lost."""
+
+
+class _EventFile:
+    """The events of a file, many at a time, in order; iterate once, ``header`` then holds the file's other values."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.header: dict[str, Any] = {}
+        self._text, self._at, self._rows = b"", 0, 0
+
+    def __iter__(self) -> Iterator[list[_Event]]:
+        """Yield the events; TraceError where the file is missing, cut short or no profile."""
+        with _opened(self.path) as self._read:
+            while (start := _START.match(self._text)) is None and self._more():
+                pass
+            if start is None:
+                raise TraceError("it holds no list traceEvents", file=self.path, fix="give a Kineto trace")
+            before, self._at = self._text[: start.end()], start.end()
+            while events := self._decode_next():
+                yield events
+                self._rows += len(events)
+            while self._more():
+                pass
+            header = VALUE.decode(before.removeprefix(b"\xef\xbb\xbf") + self._text[self._at :])
+            self.header = {key: value for key, value in dict(header).items() if key != "traceEvents"}
+
+    def _decode_next(self) -> list[_Event]:
+        """Return the next events, some `BLOCK` bytes of them; none at the list's end."""
+        while len(self._text) < self._at + 2 * BLOCK and self._more():
+            pass
+        if _END.match(self._text, self._at):
+            return []
+        problem = "the list traceEvents does not end"
+        while True:
+            ends = chain(_NEXT.finditer(self._text, self._at + BLOCK), _LAST.finditer(self._text, self._at))
+            for end in islice(ends, _TRIED):
+                text = b"[%b]" % self._text[self._at : end.start() + 1]
+                try:
+                    events = _EVENTS.decode(text)
+                except ValidationError as error:
+                    raise self._odd(error) from None
+                except DecodeError as error:
+                    problem = str(error)
+                else:
+                    self._at = end.end() - 1
+                    late = any(event.ts.__class__ is float and event.ts >= _EXACT_US for event in events)
+                    return _EXACT_EVENTS.decode(text) if late else events
+            if not self._more():
+                raise DecodeError(f"{problem} - at `$.traceEvents`")
+
+    def _more(self) -> bool:
+        """Read on, dropping what is done; False at the end of the file."""
+        chunk = self._read(CHUNK)
+        self._text, self._at = self._text[self._at :] + chunk, 0
+        if len(self._text) > LONGEST:
+            raise DecodeError(f"more than {LONGEST} bytes without an end")
+        return bool(chunk)
+
+    def _odd(self, error: ValidationError) -> TraceError:
+        """Return the error of an event that holds what none may, with the row and the key."""
+        problem, _, place = str(error).partition(" - at `$[")
+        row, _, key = place.rstrip("`").partition("]")
+        where = f"traceEvents[{self._rows + int(row or 0)}]{key}"
+        return TraceError(f"the event cannot be read: {problem}", file=self.path, place=where, fix="capture it again")
+
+
+CODES = ("name", "category", "thread", "details")
+
+
+@dataclass
 class Profile:
     """The complete events of one Kineto file, as columns of about 64 bytes an event.
 
     Files of several GB fit in memory: what no reader asks for (Python frames, flow arrows,
-    counters) is dropped. ``header``: values beside the events; ``foreign``: events of unknown
+    counters) is dropped. Events lie in order of start, what encloses before what is enclosed.
+    ``header``: values beside the events; ``foreign``: number of events of unknown
     accelerators, by category; ``memory``: five numbers of each of the allocators' events: when
     [ns], kind and number of the device, bytes that are handed out then, and that are reserved.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.header: dict[str, Any] = {}
-        self.names: list[str] = []
-        self.categories: list[str] = []
-        self.details: list[dict[str, Any]] = []
-        self.foreign: dict[str, int] = {}
-        self.memory = array("q")
-        self.columns: dict[str, array[int]] = {name: array("i" if name in CODES else "q") for name in _COLUMNS}
-        self._ordered: dict[str, NDArray[Any]] = {}
-        self._masks: dict[tuple[str, ...], NDArray[np.bool_]] = {}
+    path: Path
+    header: dict[str, Any]
+    names: list[str]
+    categories: list[str]
+    details: list[dict[str, Any]]
+    columns: dict[str, NDArray[Any]]
+    foreign: Counter[str]
+    memory: list[tuple[int, ...]]
+    _masks: dict[tuple[str, ...], NDArray[np.bool_]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Return the number of events."""
-        return len(self.column("start_ns"))
-
-    def column(self, name: str) -> NDArray[Any]:
-        """Return a column in order of start, what encloses before what is enclosed."""
-        if not self._ordered:
-            start, end = (np.asarray(self.columns[c]) for c in ("start_ns", "end_ns"))
-            order = np.lexsort((-end, start))
-            for word in _COLUMNS:  # one at a time: a file of several GB fills memory twice over
-                self._ordered[word] = np.asarray(self.columns.pop(word))[order]
-        return self._ordered[name]
+        return len(self.start_ns)
 
     @property
     def start_ns(self) -> NDArray[np.int64]:
         """Start of every event [ns]."""
-        return self.column("start_ns")
+        return self.columns["start_ns"]
 
     @property
     def end_ns(self) -> NDArray[np.int64]:
         """End of every event [ns]."""
-        return self.column("end_ns")
+        return self.columns["end_ns"]
 
     def is_category(self, *words: str) -> NDArray[np.bool_]:
         """Return which events are of one of some categories."""
         if words not in self._masks:
             codes = [i for i, word in enumerate(self.categories) if word in words]
-            self._masks[words] = np.isin(self.column("category"), codes)
+            self._masks[words] = np.isin(self.columns["category"], codes)
         return self._masks[words]
 
     def is_named(self, *prefixes: str) -> NDArray[np.bool_]:
         """Return which events' names begin with one of some words."""
         codes = [i for i, name in enumerate(self.names) if name.startswith(prefixes)]
-        return np.isin(self.column("name"), codes)
+        return np.isin(self.columns["name"], codes)
 
     def rows_between(self, start_ns: int, end_ns: int) -> NDArray[np.int64]:
         """Return the rows of the events that start within some time."""
@@ -276,13 +258,13 @@ class Profile:
     @cached_property
     def launched(self) -> NDArray[np.int64]:
         """The numbers of all launches in the file, sorted."""
-        return np.unique(self.column("correlation")[self.is_category(*LAUNCHES)])
+        return np.unique(self.columns["correlation"][self.is_category(*LAUNCHES)])
 
     @cached_property
     def _by_launch(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The numbers of what ran on the device, sorted, and the rows of each."""
         rows = np.flatnonzero(self.is_category(*DEVICE))
-        keys = self.column("correlation")[rows]
+        keys = self.columns["correlation"][rows]
         order = np.argsort(keys, kind="stable")
         return keys[order], rows[order]
 
@@ -295,13 +277,12 @@ class Profile:
 
     def drop(self, rows: NDArray[np.bool_]) -> None:
         """Leave out some events, given by a mask, as if the file did not hold them."""
-        self._ordered = {name: column[~rows] for name, column in self._ordered.items()}
+        self.columns = {name: column[~rows] for name, column in self.columns.items()}
         self._masks.clear()
 
     def events(self, rows: NDArray[Any]) -> list[Event]:
         """Build some events, given by their rows or by a mask, in order of start."""
-        cells = {c: self.column(c)[rows].tolist() for c in _COLUMNS}
-        optional = [[None if value == ABSENT else value for value in cells[name]] for name in NUMBERS]
+        cells = {name: column[rows].tolist() for name, column in self.columns.items()}
         return [
             Event(
                 self.names[name],
@@ -322,17 +303,12 @@ class Profile:
                 cells["end_ns"],
                 cells["thread"],
                 cells["details"],
-                *optional,
+                *([None if value == ABSENT else value for value in cells[name]] for name in NUMBERS),
                 strict=True,
             )
         ]
 
 
-CODES = ("name", "category", "thread", "details")
-_COLUMNS = ("start_ns", "end_ns", *CODES, *NUMBERS)
-
-
-_LIMIT = 1 << 62
 _NANOSECONDS_SINCE_1970 = 10**17
 """A time stamp beyond this counts nanoseconds: in microseconds it would lie after the year 5000."""
 _LONGEST_NS = 10**15
@@ -344,254 +320,170 @@ def read_profile(path: str | Path) -> Profile:
 
     Raises TraceError when it is none, or an event's time, number or shape is missing or impossible.
     """
-    stream = ListStream(path, kineto_words("events")[0], "a Kineto trace")
-    return make_profile(path, stream.blocks(_decode_events), stream.header)
+    file = _EventFile(Path(path))
+    reader = _Reader(file.path)
+    for events in file:
+        reader.take(events)
+    return reader.finish(file.header)
 
 
-def make_profile(path: str | Path, blocks: Iterable[Sequence[Any]], header: dict[str, Any]) -> Profile:
-    """Put events as Kineto's file lists them, some at a time, into columns; fractions are text. TraceError as `read_profile`."""
-    profile = Profile(path)
-    read = _Reader(profile)
-    for entries in blocks:
-        read.take(entries)
-    profile.header = header
-    return profile
-
-
-_KEPT: Mapping[str, list[str]] = load_fields()["kineto"]["details"]
-"""Arguments that are kept of each category's events, ids left out."""
-_DETAILS = sorted({name for names in _KEPT.values() for name in names})
-_MEMORY = ("device_type", "device_id", "allocated", "reserved")
-_Id = Annotated[int, Meta(ge=ABSENT, lt=_LIMIT)]
-_Arguments: Any = defstruct(
-    "_Arguments",
-    [
-        (name, kind, field(name=load_fields()["kineto"]["arguments"][name], default=default))
-        for names, kind, default in ((NUMBERS, _Id, ABSENT), (_DETAILS, Raw, b""), (_MEMORY, Any, None))
-        for name in names
-    ],
-    gc=False,
-)
-"""What is read of an event's ``args``: numbers, and the text of details; ``b""`` where there is none."""
-_NOTHING = _Arguments()
-_numbers_of = attrgetter(*NUMBERS)
-_memory_of = attrgetter(*_MEMORY)
-
-
-class _Event(Struct, gc=False):
-    """One entry of the file's list; a number with a fraction is text, so that no digit is lost."""
-
-    ph: Any = None
-    cat: Any = ""
-    name: Any = UNSET
-    pid: Any = None
-    tid: Any = None
-    ts: Any = UNSET
-    dur: Any = UNSET
-    args: _Arguments | None = None
-
-    def times_ns(self) -> tuple[int, int]:
-        """Return start and end [ns]; raises ValueError where no call runs so."""
-        since_1970 = self.ts.__class__ is int and self.ts > _NANOSECONDS_SINCE_1970
-        start_ns, duration_ns = (_to_ns(t, 1 if since_1970 else 1000) for t in (self.ts, self.dur))
-        if duration_ns < 0:
-            raise ValueError(f"negative duration {self.dur}")
-        if duration_ns > _LONGEST_NS:
-            raise ValueError(f"no call takes {self.dur}")
-        return start_ns, start_ns + duration_ns
-
-
-_DECODER = Decoder(list[_Event], float_hook=str)
-_ARGUMENTS = Decoder(_Arguments, float_hook=str)
-
-
-def _decode_events(text: bytes) -> list[_Event] | None:
-    """Return the events of a JSON list; None where one is not as it should be."""
+def make_profile(path: Path, events: Sequence[dict[str, Any]], header: dict[str, Any]) -> Profile:
+    """Put events as Kineto's file lists them into columns; TraceError as `read_profile`."""
     try:
-        return _DECODER.decode(text)
-    except (MsgspecError, RecursionError):
-        return None
+        decoded = _EVENTS.decode(json.dumps(events))
+    except ValidationError as error:
+        raise TraceError(f"an event cannot be read: {error}", file=path) from None
+    reader = _Reader(path)
+    reader.take(decoded)
+    return reader.finish(header)
 
 
-def _convert_event(entry: Any) -> _Event:
-    """Return an event of the json module; TypeError or MsgspecError where one that is read is odd."""
-    if not isinstance(entry, dict):
-        raise TypeError
-    timed = entry.get("ph") == "X" and entry.get("cat") in categories()
-    is_read = timed or entry.get("name") in kineto_words("memory")
-    given = (entry.get("args") or {}) if is_read else {}
-    if not isinstance(given, dict):
-        raise TypeError(f"{given!r:.40} are no arguments")
-    known = {word: value for word, value in given.items() if value is not None}
-    members = {word: entry[word] for word in _Event.__struct_fields__ if word in entry}
-    return _Event(**members | {"args": _ARGUMENTS.decode(json.dumps(known))})
+_UNREAD, _OF_MEMORY, _FOREIGN = -1, -2, -3
+_Key = tuple[str, str, str, int | str | None, int | str | None]
 
 
-def _odd_event(path: Path, row: int, entry: Any, error: Exception) -> TraceError:
-    """Return the error of an entry that cannot be read."""
-    if isinstance(entry, _Event):
-        cells = {word: getattr(entry, word) for word in _Event.__struct_fields__}
-        entry = {word: cell for word, cell in cells.items() if cell is not UNSET}
-    if not isinstance(entry, dict):
-        problem = f"{entry!r:.40} is not an event"
-    elif missing := [word for word in ("name", "ts", "dur") if word not in entry]:
-        problem = f"the event lacks {missing[0]!r}"
-    else:
-        problem = f"the event {str(entry['name'])!r:.60} cannot be read: {error}"
-    return TraceError(problem, file=path, place=f"traceEvents[{row}]", fix="capture it again")
+class _Codes(dict[_Key, int]):
+    """Numbers of the combinations of phase, category, name, process and thread; below 0 for events that are not kept."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.rows: list[tuple[int, int, int]] = []  # of each combination: name, category and thread
+        self.names: dict[str, int] = {}
+        self.categories: dict[str, int] = {}
+        self._threads: dict[tuple[Any, Any], int] = {}
+
+    def __missing__(self, key: _Key) -> int:
+        """Return the number of a new combination; TraceError where only versions before PyTorch 2.0 have it."""
+        phase, category, name, process, thread = key
+        kept = categories().get(category) if phase == "X" else None
+        code = _OF_MEMORY if name in kineto_words("memory") else _UNREAD
+        if phase == "X" and category in kineto_words("category_before_2_0"):
+            raise TraceError(
+                f"the profile is of a PyTorch before 2.0, which files {name!r:.60} under {category!r}",
+                file=self.path,
+                fix="profile with PyTorch 2.0 or later",
+            )
+        if phase == "X" and category.startswith(kineto_words("foreign_device")):
+            code = _FOREIGN
+        if kept is not None and (kept != "python_function" or name.startswith(kineto_words("module"))):
+            code = len(self.rows)
+            self.rows.append(
+                (
+                    self.names.setdefault(name, len(self.names)),
+                    self.categories.setdefault(kept, len(self.categories)),
+                    self._threads.setdefault((process, thread), len(self._threads)),
+                )
+            )
+        self[key] = code
+        return code
 
 
-def _decode_times(events: Sequence[_Event]) -> NDArray[np.int64] | None:
-    """Return starts and ends [ns], a row each; None unless all are texts of at most three decimals, and sane."""
-    kind = pa.decimal128(18, 3)
-    stamps = [event.ts for event in events], [event.dur for event in events]
-    try:
-        cells = [pa.array(texts, pa.string()).cast(kind) for texts in stamps]
-    except (TypeError, ValueError):
-        return None
-    start_ns, duration_ns = (np.frombuffer(c.buffers()[1], np.int64)[::2] for c in cells)
-    if any(c.null_count for c in cells) or not 0 <= duration_ns.min() <= duration_ns.max() <= _LONGEST_NS:
-        return None
-    return np.stack((start_ns, start_ns + duration_ns))
+class _Details:
+    """The sets of details that events of one category hold; equal ones of all categories share a number in ``rows``."""
 
-
-class _Category:
-    """What the events of one category have in common, and what was found of them.
-
-    ``kept``: the category's name here. ``details``: sets of details by number, shared by all
-    categories; the first is empty.
-    """
-
-    def __init__(self, kept: str, details: list[dict[str, Any]]) -> None:
-        self.kept = kept
-        self.codes: dict[str, tuple[int, ...]] = {}
-        self._details = details
-        self._names = _KEPT.get(kept, ())
-        self._texts = attrgetter(*self._names) if self._names else None
+    def __init__(self, category: str, rows: list[dict[str, Any]]) -> None:
+        self._names, self._rows = _KEPT.get(category, ()), rows
+        self._message = [*self._names, *_KEPT["message"]]
+        self._texts = attrgetter(*self._names) if len(self._names) > 1 else None
+        self._message_texts = attrgetter(*self._message)
         self._numbers: dict[bytes, int] = {}
 
-    def number_details(self, arguments: Any) -> int:
-        """Return the number of an event's details, shared by equal ones; ValueError where shapes or types are odd."""
+    def number(self, arguments: Any) -> int:
+        """Return the number of an event's details; ValueError where shapes or types are odd."""
         if self._texts is None:
             return 0
-        text = b"\0".join(self._texts(arguments))
+        text = b"\0".join(self._message_texts(arguments) if arguments.collective else self._texts(arguments))
         number = self._numbers.get(text)
         if number is None:
-            number = self._numbers[text] = self._add_details(text.split(b"\0"))
+            number = self._numbers[text] = self._add(text.split(b"\0"))
         return number
 
-    def _add_details(self, texts: Sequence[bytes]) -> int:
-        details = {
-            name: value
-            for name, text in zip(self._names, texts, strict=True)
-            if text and (value := json.loads(text, parse_float=str)) is not None
-        }
+    def _add(self, texts: Sequence[bytes]) -> int:
+        pairs = zip(self._message, texts, strict=False)
+        details = {name: value for name, text in pairs if text and (value := VALUE.decode(text)) is not None}
         if not details:
             return 0
         _check_shapes(details)
-        self._details.append(details)
-        return len(self._details) - 1
+        self._rows.append(details)
+        return len(self._rows) - 1
 
 
 class _Reader:
-    """Puts a file's entries into a profile's columns."""
+    """Puts a file's events into columns."""
 
-    def __init__(self, profile: Profile) -> None:
-        self._profile = profile
-        self._codes: tuple[dict[str, int], dict[str, int]] = ({}, {})
-        self._threads: dict[Any, int] = {}
-        profile.details.append({})
-        self._known = {word: _Category(kept, profile.details) for word, kept in categories().items()}
-        self._foreign = kineto_words("foreign_device")
-        self._memory = kineto_words("memory")
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._codes, self._details = _Codes(path), [dict[str, Any]()]
+        self._known = {word: _Details(kept, self._details) for word, kept in categories().items()}
+        self._foreign, self._memory = Counter[str](), list[tuple[int, ...]]()
+        kinds = {"start_ns": np.int64, "end_ns": np.int64, "code": np.int32, "details": np.int32}
+        kinds |= dict.fromkeys(NUMBERS, np.int64)
+        self._blocks = {name: [np.empty(0, kind)] for name, kind in kinds.items()}
         self._rows = 0
 
-    def take(self, entries: Sequence[Any]) -> None:
-        """Add the file's next entries; refuse an odd one."""
-        taken: list[_Event] = []
-        rows: list[int] = []
-        cells: list[int] = []
-        for row, entry in enumerate(entries, self._rows):
-            try:
-                event = entry if entry.__class__ is _Event else _convert_event(entry)
-                if event.ph == "X" and (own := self._cells_of(event)):
-                    cells += own
-                    taken.append(event)
-                    rows.append(row)
-                elif event.name in self._memory and event.args is not None:
-                    self._take_memory(event)
-            except (TypeError, ValueError, MsgspecError, OverflowError, RecursionError) as error:
-                raise _odd_event(self._profile.path, row, entry, error) from None
-        if taken:
-            self._add_times(taken, rows)
-        for place, name in enumerate((*CODES, *NUMBERS)):
-            self._profile.columns[name].extend(cells[place :: len(CODES) + len(NUMBERS)])
-        self._rows += len(entries)
+    def take(self, events: Sequence[_Event]) -> None:
+        """Add the file's next events; refuse an odd one."""
+        try:
+            self._take(events)
+            self._rows += len(events)
+        except (TypeError, ValueError, OverflowError, RecursionError, DecodeError) as error:
+            if len(events) == 1:
+                raise TraceError(
+                    f"the event {events[0].name!r:.60} cannot be read: {error}",
+                    file=self._path,
+                    place=f"traceEvents[{self._rows}]",
+                    fix="capture it again",
+                ) from None
+            for event in events:
+                self.take([event])
 
-    def _take_memory(self, event: _Event) -> None:
-        """Add what an allocator holds, where the event says so."""
-        numbers = _memory_of(event.args)
-        if all(number.__class__ is int and 0 <= number < _LIMIT for number in numbers):
-            start_ns, _ = replace(event, dur=0).times_ns()
-            self._profile.memory.extend((start_ns, *numbers))
+    def _take(self, events: Sequence[_Event]) -> None:
+        codes = [self._codes[e.ph, e.cat, e.name, e.pid, e.tid] for e in events]
+        timed = [event for event, code in zip(events, codes, strict=True) if code >= 0]
+        other = [(event, code) for event, code in zip(events, codes, strict=True) if code < _UNREAD]
+        memory = [one for event, code in other if code == _OF_MEMORY and (one := _read_memory(event))]
+        if timed:
+            arguments = [event.args or _NOTHING for event in timed]
+            known = [code for code in codes if code >= 0]
+            details = [self._known[event.cat].number(given) for event, given in zip(timed, arguments, strict=True)]
+            ids = ([*map(attrgetter(name), arguments)] for name in NUMBERS)
+            for blocks, column in zip(self._blocks.values(), (*_read_times(timed), known, details, *ids), strict=True):
+                blocks.append(np.array(column, blocks[0].dtype))
+        self._memory += memory
+        self._foreign.update(event.cat for event, code in other if code == _FOREIGN)
 
-    def _cells_of(self, event: _Event) -> tuple[int, ...]:
-        """Return an event's codes, then its ids; empty where nobody reads it."""
-        category = self._known.get(event.cat)
-        if category is None:
-            self._note_unread(event)
-            return ()
-        codes = category.codes.get(event.name)
-        if codes is None:
-            codes = category.codes[event.name] = self._code(category.kept, event.name)
-        if not codes:
-            return ()
-        arguments = event.args or _NOTHING
-        thread = self._threads.setdefault((event.pid, event.tid), len(self._threads))
-        return *codes, thread, category.number_details(arguments), *_numbers_of(arguments)
-
-    def _add_times(self, events: Sequence[_Event], rows: Sequence[int]) -> None:
-        """Put starts and ends into their columns; refuse what no clock shows."""
-        times = _decode_times(events)
-        if times is None:
-            singly = []
-            for row, event in zip(rows, events, strict=True):
-                try:
-                    singly.append(event.times_ns())
-                except ValueError as error:
-                    raise _odd_event(self._profile.path, row, event, error) from None
-            times = np.array(singly, np.int64).T
-        for name, stamps in zip(("start_ns", "end_ns"), times, strict=True):
-            self._profile.columns[name].frombytes(stamps.tobytes())
-
-    def _note_unread(self, event: _Event) -> None:
-        """Count the events of devices that trioflow does not read; refuse the categories of old versions."""
-        word = event.cat
-        if word in kineto_words("category_before_2_0"):
-            raise TraceError(
-                f"the profile is of a PyTorch before 2.0, which files {event.name!r:.60} under {word!r}",
-                file=self._profile.path,
-                fix="profile with PyTorch 2.0 or later",
-            )
-        if isinstance(word, str) and word.startswith(self._foreign):
-            self._profile.foreign[word] = self._profile.foreign.get(word, 0) + 1
-
-    def _code(self, category: str, name: Any) -> tuple[int, ...]:
-        """Return the numbers of a new name and of its category; nothing where nobody reads it."""
-        if not isinstance(name, str):
-            raise TypeError(f"{name!r:.40} is not a name")
-        if category == "python_function" and not name.startswith(kineto_words("module")):
-            return ()
-        words = self._profile.names, self._profile.categories
-        return tuple(map(_number, self._codes, words, (name, category)))
+    def finish(self, header: dict[str, Any]) -> Profile:
+        """Return all events, ordered one column at a time: those of a file of several GB fill memory."""
+        start_ns, end_ns = (np.concatenate(self._blocks[name]) for name in ("start_ns", "end_ns"))
+        order = np.lexsort((-end_ns, start_ns))
+        columns = {name: np.concatenate(self._blocks.pop(name))[order] for name in [*self._blocks]}
+        codes = np.array(self._codes.rows, np.int32).reshape(-1, 3)[columns.pop("code")]
+        columns |= dict(zip(("name", "category", "thread"), codes.T, strict=True))
+        names, kinds = [*self._codes.names], [*self._codes.categories]
+        return Profile(self._path, header, names, kinds, self._details, columns, self._foreign, self._memory)
 
 
-def _number(known: dict[str, int], words: list[str], word: str) -> int:
-    """Return the number of a word, giving it one where it is new."""
-    if word not in known:
-        known[word] = len(words)
-        words.append(word)
-    return known[word]
+def _read_memory(event: _Event) -> tuple[int, ...] | None:
+    """Return what an allocator holds, and when; None where the event does not say so."""
+    numbers = _memory_of(event.args or _NOTHING)
+    if not all(number.__class__ is int and 0 <= number < _LIMIT for number in numbers):
+        return None
+    return replace(event, dur=0).times_ns()[0], *numbers
+
+
+def _read_times(events: Sequence[_Event]) -> NDArray[np.int64]:
+    """Return starts and ends of events [2, events] [ns]; ValueError where no clock shows one."""
+    stamps, lengths = np.array([event.ts for event in events]), np.array([event.dur for event in events])
+    if {stamps.dtype, lengths.dtype} <= {np.dtype(float), np.dtype(int)}:
+        times = np.stack((stamps, lengths))
+        whole = np.floor(times)  # apart from the fraction, whose every nanosecond is exact
+        start_ns, length_ns = whole.astype(np.int64) * NS_PER_US + np.round((times - whole) * NS_PER_US).astype(
+            np.int64
+        )
+        if stamps.max() < _NANOSECONDS_SINCE_1970 and 0 <= lengths.min() <= lengths.max() <= _LONGEST_NS / NS_PER_US:
+            return np.stack((start_ns, start_ns + length_ns))
+    return np.array([event.times_ns() for event in events], np.int64).T
 
 
 def _check_shapes(details: dict[str, Any]) -> None:
@@ -612,12 +504,12 @@ def _check_shapes(details: dict[str, Any]) -> None:
 
 def _to_ns(stamp: Any, scale: int) -> int:
     """Return a time in nanoseconds, with all its digits; ValueError where it is no number or no clock's."""
-    if stamp.__class__ not in (int, str):
+    if stamp.__class__ not in (int, float, str):
         raise ValueError(f"{stamp!r:.40} is not a time")
     try:
-        exact = Decimal(stamp) * scale
+        exact = Decimal(str(stamp)) * scale
         if not -_LIMIT < exact < _LIMIT:
             raise ValueError
-        return int(exact.to_integral_value(ROUND_HALF_UP))
+        return int(exact.to_integral_value())
     except (ArithmeticError, ValueError):
         raise ValueError(f"{stamp} is not a time") from None

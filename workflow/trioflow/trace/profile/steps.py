@@ -116,7 +116,7 @@ def _last_kernel_end(profile: Profile, span: Span) -> int | None:
     """Return when the device ended what a step launched [ns]; None where it launched nothing."""
     rows = profile.rows_between(span.start_ns, span.end_ns)
     rows = rows[profile.is_category(*LAUNCHES)[rows]]
-    started = profile.device_rows(np.unique(profile.column("correlation")[rows]))
+    started = profile.device_rows(np.unique(profile.columns["correlation"][rows]))
     return int(profile.end_ns[started].max()) if len(started) else None
 
 
@@ -218,14 +218,14 @@ def _join_device(profile: Profile, span: Span, launches: Sequence[Event], step: 
         _refuse_twice(keys, "correlation", profile.path)
     numbers = np.array(sorted({e.correlation for e in launches if e.correlation is not None}), dtype=np.int64)
     mine = profile.events(profile.device_rows(numbers))
-    waits = np.isin(profile.column("correlation"), numbers) & profile.is_category("cuda_sync")
+    waits = np.isin(profile.columns["correlation"], numbers) & profile.is_category("cuda_sync")
     step.syncs = [e for e in profile.events(waits) if "awaited_stream" in e.details]
     rows = profile.rows_between(span.start_ns, span.end_ns)
     rows = rows[profile.is_category(*DEVICE)[rows]]
     known = profile.launched
-    step.unjoined = profile.events(rows[~np.isin(profile.column("correlation")[rows], known)])
+    step.unjoined = profile.events(rows[~np.isin(profile.columns["correlation"][rows], known)])
     after = profile.is_category(*DEVICE) & (profile.start_ns >= span.end_ns)
-    numbers_after = profile.column("correlation")[after & ~np.isin(profile.column("correlation"), known)]
+    numbers_after = profile.columns["correlation"][after & ~np.isin(profile.columns["correlation"], known)]
     step.stray = sum(not _is_earlier(int(number), known) for number in numbers_after)
     _check_device(launches, mine, step.unjoined, profile)
     kernels = index_kernels(mine)
