@@ -29,7 +29,7 @@ PARTS = (
     ("network/", "routes"),
     ("engine/folding/", "folding"),
     ("engine/", "simulation"),
-    ("sweeps/", "outlines"),
+    ("sweeps/", "cost estimates"),
 )
 IMPORTS, OTHER = "imports", "answer and the rest"
 PASSED = ("base/", "tables/", "parallel/model_graph.py")

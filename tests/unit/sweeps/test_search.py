@@ -98,7 +98,7 @@ def test_a_batch_that_does_not_divide_is_refused_and_counted() -> None:
 
 
 def test_what_became_of_every_plan_is_counted(workshop: Workshop, tmp_path: Path) -> None:
-    """Of each kind: those refused, too large, slower by their outline and shown are all that there are."""
+    """Of each kind: those refused, too large, slower by their estimate and shown are all that there are."""
     fates = Fates()
     all_plans = list(enumerate_plans(load_trace(TRACE), 8, 128, Space(), fates))
     refused = sum(fates.list_reasons().values())
@@ -137,11 +137,11 @@ def test_the_best_of_the_full_simulation_is_found(workshop: Workshop) -> None:
     """With every plan simulated in full, none is faster than what the search put first."""
     few = search_plans(workshop, TRACE, "dgx-a100", 8, 64, top=3, space=SMALL)
     every = search_plans(workshop, TRACE, "dgx-a100", 8, 64, top=1000, space=SMALL)
-    assert len(every.ranking) == every.outlined > len(few.ranking) >= 3
+    assert len(every.ranking) == every.estimated > len(few.ranking) >= 3
     best = [row["step_time_s"] for row in every.ranking]
     assert best == sorted(best)
     assert [row["step_time_s"] for row in few.ranking[:2]] == best[:2]
-    low, high = every.outline_error
+    low, high = every.estimate_error
     assert few.ranking[2]["step_time_s"] <= best[2] * (1 + high - low)
     assert -0.2 < low <= high < 0.2
     first = every.ranking[0]
@@ -200,7 +200,7 @@ def test_a_plan_that_may_not_fit_stands_behind_the_others(workshop: Workshop, tm
     assert told.warnings[0].startswith("memory: the step is 70 % likely to fit")
 
 
-def test_simulating_goes_on_while_the_outline_leaves_the_order_open() -> None:
+def test_simulating_goes_on_while_the_estimate_leaves_the_order_open() -> None:
     class One:
         def __init__(self, candidate: Candidate, time_s: float) -> None:
             self.candidate, self.prediction = candidate, self
@@ -217,9 +217,9 @@ def test_simulating_goes_on_while_the_outline_leaves_the_order_open() -> None:
         return _simulate_best(groups, 2, run)
 
     assert len(simulate(lambda s: s)) == 2
-    # The second was outlined as half of what it takes, so that others may still be better.
+    # The second was estimated as half of what it takes, so that others may still be better.
     assert len(simulate(lambda s: 2.2 if s == 1.1 else s)) >= 3
-    # The first was outlined at twice its time: so may all others be.
+    # The first was estimated at twice its time: so may all others be.
     assert len(simulate(lambda s: 0.5 if s == 1.0 else s)) == 4, "5.0 / 2 is more than the second best"
     without = simulate(lambda s: None if s < 1.2 else s)
     assert [one.candidate.time_s for one in without] == [1.2, 1.3], "what does not fit does not count"
@@ -237,7 +237,7 @@ def test_a_plan_is_shown_once_with_its_best_bucket_size(workshop: Workshop, plat
         for size in BUCKETS
     ]
     found = search_plans(workshop, TRACE, platform, 2, 16, plans=plans)
-    assert found.outlined == len(plans) and {r["sharding"] for r in found.ranking} == {"none", "zero1"}
+    assert found.estimated == len(plans) and {r["sharding"] for r in found.ranking} == {"none", "zero1"}
     assert len(found.ranking) == 2
     for row in found.ranking:
         alone = {
@@ -249,8 +249,8 @@ def test_a_plan_is_shown_once_with_its_best_bucket_size(workshop: Workshop, plat
         assert row["step_time_s"] <= best_s * 1.002
         others = [other["bucket_bytes"] for other in row["other_buckets"]]
         assert sorted([row["bucket_bytes"], *others]) == sorted(BUCKETS)
-        outlined = [other["outlined_s"] for other in row["other_buckets"]]
-        assert [row["outlined_s"], *outlined] == sorted([row["outlined_s"], *outlined])
+        estimated = [other["outlined_s"] for other in row["other_buckets"]]
+        assert [row["outlined_s"], *estimated] == sorted([row["outlined_s"], *estimated])
         alike = others[: row["alike_buckets"]]
         for size in others:
             slower = alone[size]["step_time_s"] / row["step_time_s"] - 1
@@ -350,7 +350,7 @@ def test_draws_decide_the_order_where_they_are_asked_for(workshop: Workshop) -> 
     steady = search_plans(workshop, TRACE, "dgx-h100", 4, 64, **asked)
     found = search_plans(workshop, TRACE, "dgx-h100", 4, 64, draws=40, seed=2, **asked)
     assert all("first_faster_drawn" not in row for row in steady.ranking)
-    assert found.outline_error == steady.outline_error
+    assert found.estimate_error == steady.estimate_error
     told = [
         predict(TRACE, plan, "dgx-h100", batch=64, draws=40, seed=2).draws
         for plan in sorted(plans, key=lambda plan: plan.pipeline != found.ranking[0]["pipeline"])

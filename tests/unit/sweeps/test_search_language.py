@@ -106,8 +106,8 @@ def test_a_search_tells_how_far_it_is(folder):
         sequence=64,
         watch=lambda done, total, doing: seen.append((done, total, doing)),
     )
-    outlined = [(done, total) for done, total, doing in seen if doing == "outlined"]
-    assert [done for done, _ in outlined] == list(range(outlined[0][1]))
+    estimated = [(done, total) for done, total, doing in seen if doing == "estimated"]
+    assert [done for done, _ in estimated] == list(range(estimated[0][1]))
     assert any(doing.startswith("tried") for _, _, doing in seen)
 
 

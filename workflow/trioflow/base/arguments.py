@@ -1,9 +1,9 @@
 """Arguments from Python: each is checked where it enters, and numpy's numbers become Python's."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import MISSING, field, fields
-from functools import wraps
+from functools import cache, wraps
 from inspect import Parameter, signature
 from numbers import Integral, Real
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -48,6 +48,8 @@ def documented(record: type[Record]) -> type[Record]:
 
 def check_argument(name: str, value: Any, kind: str, error: type[InputError] = InputError) -> Any:
     """Return a value as Python's own int, float, bool or str (``kind``); the given error when it is none."""
+    if type(value).__name__ == kind != "float":
+        return value
     if kind == "bool" and type(value).__name__ in ("bool", "bool_"):  # numpy's too
         return bool(value)
     if kind == "int" and isinstance(value, Integral) and not isinstance(value, bool):
@@ -65,20 +67,29 @@ def settle_fields(record: Any, error: type[InputError] = InputError) -> None:
 
     A field whose metadata has ``enum`` takes only those words. Raises the given error.
     """
-    for one in fields(record):
-        kind, _, rest = getattr(one.type, "__name__", str(one.type)).partition(" | ")
-        value = getattr(record, one.name)
-        if kind not in _KINDS or rest not in ("", "None") or (value is None and rest):
+    for name, kind, optional, words in _list_simple(type(record)):  # type: ignore[arg-type]
+        value = getattr(record, name)
+        if value is None and optional:
             continue
-        settled = check_argument(one.name, value, kind, error)
+        settled = check_argument(name, value, kind, error)
         if settled is not value:
-            object.__setattr__(record, one.name, settled)
-        words = one.metadata.get("enum")
+            object.__setattr__(record, name, settled)
         if words and settled not in words:
             raise error(
-                f"unknown {one.name.replace('_', ' ')} {settled!r}",
+                f"unknown {name.replace('_', ' ')} {settled!r}",
                 fix=f"{suggest(settled, words)}use one of {', '.join(words)}",
             )
+
+
+@cache
+def _list_simple(record: type) -> list[tuple[str, str, bool, Sequence[str]]]:
+    """Return name, kind, whether None is allowed, and the words of each field of a number, truth or text."""
+    types = [(one, *getattr(one.type, "__name__", str(one.type)).partition(" | ")) for one in fields(record)]
+    return [
+        (one.name, kind, bool(rest), one.metadata.get("enum") or ())
+        for one, kind, _, rest in types
+        if kind in _KINDS and rest in ("", "None")
+    ]
 
 
 def show_fields(

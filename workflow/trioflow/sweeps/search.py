@@ -1,11 +1,11 @@
-"""The search for a plan: outline thousands, simulate the best in full, rank them.
+"""The search for a plan: estimate thousands, simulate the best in full, rank them.
 
 What a search for plans found: those tried together, those simulated, in order, and what became of the others.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
@@ -38,8 +38,6 @@ from trioflow.prediction.assembly import choose_collectives, prepare_step
 from trioflow.prediction.breakdown import describe_rates, describe_run
 from trioflow.prediction.question import SORTS, STEP_WORDS, Options, Traces, count_samples, resolve
 from trioflow.sweeps.description import PLAN_COLUMNS
-from trioflow.sweeps.outline import Outline
-from trioflow.sweeps.outline_step import outline_step
 from trioflow.sweeps.search_space import (
     ASSUMPTION,
     Fates,
@@ -52,6 +50,8 @@ from trioflow.sweeps.search_space import (
     mark_front,
     probability_faster,
 )
+from trioflow.sweeps.step_estimate import estimate_step
+from trioflow.sweeps.unit_costs import UnitCosts
 from trioflow.sweeps.workshop import Workshop
 from trioflow.trace.store import pipeline_units
 
@@ -59,11 +59,11 @@ if TYPE_CHECKING:
     from trioflow.prediction.keywords import StepKeywords
 
 _ALIKE_SHARE = 0.01
-"""Bucket sizes of a plan whose outlined steps differ by no more count as alike."""
+"""Bucket sizes of a plan whose estimated steps differ by no more count as alike."""
 
 
 class Candidate(NamedTuple):
-    """A plan with what its outline says: step [s], and memory at least [bytes]."""
+    """A plan with its cost estimate: step [s], and memory at least [bytes]."""
 
     time_s: float
     plan: Plan
@@ -71,7 +71,7 @@ class Candidate(NamedTuple):
 
 
 class Variants(NamedTuple):
-    """A plan with its best bucket size by the outline, and the same plan with other ones, in order."""
+    """A plan with its best bucket size by its estimate, and the same plan with other ones, in order."""
 
     best: Candidate
     others: tuple[Candidate, ...] = ()
@@ -88,10 +88,10 @@ class Variants(NamedTuple):
 
 
 def group_variants(candidates: Sequence[Candidate]) -> list[Variants]:
-    """Put plans together that differ in the size of their buckets alone, by the best outline; the fastest is given first."""
-    groups: dict[Plan, list[Candidate]] = {}
+    """Put plans together that differ in the size of their buckets alone, by the best estimate; the fastest is given first."""
+    groups: dict[tuple[Any, ...], list[Candidate]] = {}
     for candidate in candidates:
-        key = replace(candidate.plan, first_bucket_bytes=0, bucket_bytes=0)
+        key = tuple(value for name, value in vars(candidate.plan).items() if not name.endswith("bucket_bytes"))
         groups.setdefault(key, []).append(candidate)
     return [Variants(group[0], tuple(group[1:])) for group in groups.values()]
 
@@ -174,8 +174,8 @@ class Found:
     than ``memory.peak.DOUBTED`` to suffice (``crowded``), each with its best bucket size; ``other_buckets`` lists the others
     (``bucket_bytes`` [bytes], ``outlined_s`` [s]), ``alike_buckets`` counts those within a hundredth. ``dropped``:
     plans that more likely run out of memory than not, with the reason. ``fates``: what became of all plans, by family. ``left_out``:
-    kinds of plans not looked at. ``outlined``: plans whose step was outlined. ``outline_error``: least and greatest
-    outlined over simulated step, less 1. ``confidence``, ``model_text``: of the operators' times.
+    kinds of plans not looked at. ``estimated``: plans whose step was estimated. ``estimate_error``: least and greatest
+    estimated over simulated step, less 1. ``confidence``, ``model_text``: of the operators' times.
     """
 
     simulated: list[Simulated] = field(default_factory=list)
@@ -183,8 +183,8 @@ class Found:
     dropped: list[dict[str, Any]] = field(default_factory=list)
     fates: Fates = field(default_factory=Fates)
     left_out: list[str] = field(default_factory=list)
-    outlined: int = 0
-    outline_error: tuple[float, float] = (0.0, 0.0)
+    estimated: int = 0
+    estimate_error: tuple[float, float] = (0.0, 0.0)
     confidence: str = CONFIDENCES[0]
     model_text: str = ""
     warnings: list[str] = field(default_factory=list)
@@ -202,7 +202,7 @@ class Found:
             self.ranking.append(row)
         ratios = [one.candidate.time_s / one.steady_s - 1 for one in self.simulated]
         if ratios:
-            self.outline_error = (min(ratios), max(ratios))
+            self.estimate_error = (min(ratios), max(ratios))
         self.warnings = list(dict.fromkeys(self.warnings))
 
 
@@ -214,7 +214,7 @@ def join_found(found: Sequence[Found], recipes: Sequence[str | None]) -> Found:
         simulated=[one for each in found for one in each.simulated],
         dropped=[entry for each in found for entry in each.dropped],
         left_out=found[0].left_out,
-        outlined=sum(each.outlined for each in found),
+        estimated=sum(each.estimated for each in found),
         confidence=max((each.confidence for each in found), key=CONFIDENCES.index),
         model_text="; ".join(dict.fromkeys(each.model_text for each in found)),
         warnings=[warning for each in found for warning in each.warnings],
@@ -370,11 +370,11 @@ def _summarize(all_found: Sequence[Found], ranking: list[dict[str, Any]], column
     return {
         "cost_model": all_found[0].model_text,
         "confidence": max((found.confidence for found in all_found), key=CONFIDENCES.index),
-        "plans": sum(found.outlined for found in all_found),
+        "plans": sum(found.estimated for found in all_found),
         "simulated": len(ranking),
         "outline_error": [
-            min(found.outline_error[0] for found in all_found),
-            max(found.outline_error[1] for found in all_found),
+            min(found.estimate_error[0] for found in all_found),
+            max(found.estimate_error[1] for found in all_found),
         ],
         "ranking": ranking,
         "compared_by": columns,
@@ -411,10 +411,10 @@ def search_plans(
     ``top`` are simulated at least; the others' arguments are as for ``search``. Raises InputError when no plan fits,
     numbers are not positive, or nothing can be read.
 
-    All are outlined; what needs more memory than there is, counting what is certainly held, is dropped. The others are
-    simulated in the order of their outlines until ``top`` are there and no further outline, corrected by the worst
+    The cost of all is estimated; what needs more memory than there is, counting what is certainly held, is dropped. The others are
+    simulated in the order of their estimates until ``top`` are there and no further estimate, corrected by the worst
     error so far, promises to come among them, or ``FURTHER`` says to stop. Of plans that differ only in their buckets'
-    size the best outline is simulated.
+    size the best estimate is simulated.
     """
     if ranks < 1 or batch < 1 or top < 1:
         raise InputError(f"{ranks} ranks, a batch of {batch}, {top} plans: all must be positive")
@@ -426,7 +426,7 @@ def search_plans(
         first = workshop.load_traces(trace)[0]
         one.found.left_out = (space or Space()).list_left_out()
         plans = list(enumerate_plans(first, ranks, batch, space or Space(), one.found.fates))
-    groups = group_variants(one.outline(plans))
+    groups = group_variants(one.estimate(plans))
     for variants in groups[:top]:  # traced once, not by each copy of this process
         one.time_exactly(variants.best.plan)
     with Ahead(one.try_best, groups, jobs) as ahead:
@@ -465,26 +465,26 @@ class _Search:
         self.found.warnings += times.warnings
 
     def time_exactly(self, plan: Plan) -> DeviceTimes:
-        """Return the times of a trace that ``predict`` starts from; ``times``, which plans are outlined by, are of one batch."""
+        """Return the times of a trace that ``predict`` starts from; ``times``, which plans are estimated by, are of one batch."""
         samples = count_samples(plan, self.batch)
         device = self.machine.device.described
         return self.workshop.time_operators(self.trace, device, *self.models, samples)
 
-    def outline(self, plans: Sequence[Plan]) -> list[Candidate]:
-        """Return the plans that may fit the memory, the fastest outline first."""
-        outline = Outline(self.times, self.machine, choose_collectives(self.machine))
-        outline.prepare(plans, self.batch)
+    def estimate(self, plans: Sequence[Plan]) -> list[Candidate]:
+        """Return the plans that may fit the memory, the fastest estimate first."""
+        costs = UnitCosts(self.times, self.machine, choose_collectives(self.machine))
+        costs.prepare(plans, self.batch)
         trace = self.times.traces[0]
         candidates: list[Candidate] = []
         for place, plan in enumerate(plans):
-            self.watch(place, len(plans), "outlined")
+            self.watch(place, len(plans), "estimated")
             try:
                 check_shapes(plan, trace, micro_batch_sizes(plan, self.batch))
-                step = outline_step(outline, plan, self.batch)
+                step = estimate_step(costs, plan, self.batch)
             except PlanError as error:
                 self.found.fates.refuse(vars(plan), error)
                 continue
-            self.found.outlined += 1
+            self.found.estimated += 1
             device = self.machine.device
             likely = load_survival().find_probability(step.least_bytes, count_room(plan, device))
             if trace.names_results and likely < LIKELY:

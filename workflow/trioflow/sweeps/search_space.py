@@ -77,7 +77,7 @@ def choose_space(facts: Facts, data_parallel: bool = False) -> Space:
 
 
 FATES = ("refused", "out_of_memory", "slower", "simulated")
-"""What becomes of a plan: it cannot be carried out, does not fit, is left out since its outline is slower, or shown."""
+"""What becomes of a plan: it cannot be carried out, does not fit, is left out since its estimate is slower, or shown."""
 
 
 def name_families(values: Mapping[str, Any]) -> list[str]:
@@ -97,7 +97,7 @@ def name_families(values: Mapping[str, Any]) -> list[str]:
 class Fates:
     """What became of the plans that a search looked at, in all and by family.
 
-    ``noted``: for each plan its families, its fate and details: ``reason``, ``needed_bytes``, or its outlined step
+    ``noted``: for each plan its families, its fate and details: ``reason``, ``needed_bytes``, or its estimated step
     ``outlined_s`` [s].
     """
 
@@ -125,7 +125,7 @@ class Fates:
         """Return a row for each family: what replicas share, degrees, schedules, recomputation.
 
         ``nearest``: the plan that needs least memory among those that do not fit; ``fastest_slower_s``: the shortest
-        outlined step of the plans that were not simulated [s].
+        estimated step of the plans that were not simulated [s].
         """
         places = ("one rank", "ddp", *SHARDINGS, "tensor", "expert", *SCHEDULES)
         of: dict[str, list[tuple[str, dict[str, Any]]]] = {}

@@ -1,4 +1,4 @@
-"""Outlines beside the plans built and simulated in full: close in time, never above in memory."""
+"""Cost estimates beside the plans built and simulated in full: close in time, never above in memory."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from trioflow.parallel.reference import predict_operator_times
 from trioflow.parallel.schedules.build import build_schedule
 from trioflow.prediction.assembly import choose_collectives
 from trioflow.prediction.question import load_traces
-from trioflow.sweeps.outline import MessageTimes, Outline, list_groups
-from trioflow.sweeps.outline_step import _count_held, _list_buckets, _order, _play, outline_step
+from trioflow.sweeps.step_estimate import _count_held, _list_buckets, _order, _play, estimate_step
+from trioflow.sweeps.unit_costs import MessageTimes, UnitCosts, list_groups
 from trioflow.sweeps.workshop import Workshop
 
 TRACE = "gpt2-tiny-b8"
@@ -59,29 +59,29 @@ def workshop() -> Workshop:
 
 
 @pytest.fixture(scope="module")
-def outline_on(workshop: Workshop) -> Callable[[str, int], Outline]:
-    known: dict[tuple[str, int], Outline] = {}
+def costs_on(workshop: Workshop) -> Callable[[str, int], UnitCosts]:
+    known: dict[tuple[str, int], UnitCosts] = {}
 
-    def make(platform: str, ranks: int) -> Outline:
+    def make(platform: str, ranks: int) -> UnitCosts:
         if (platform, ranks) not in known:
             machine = workshop.load_platform(platform, ranks)
             times = workshop.time_operators(TRACE, machine.device.name)
-            known[platform, ranks] = Outline(times, machine, choose_collectives(machine))
+            known[platform, ranks] = UnitCosts(times, machine, choose_collectives(machine))
         return known[platform, ranks]
 
     return make
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.plan}-{plan.schedule}-{plan.recompute}-{plan.pieces}")
-def test_an_outline_is_near_the_full_simulation(
-    workshop: Workshop, outline_on: Callable[[str, int], Outline], plan: Plan
+def test_an_estimate_is_near_the_full_simulation(
+    workshop: Workshop, costs_on: Callable[[str, int], UnitCosts], plan: Plan
 ) -> None:
-    outline = outline_on("dgx-a100", plan.ranks)
-    step = outline_step(outline, plan, 32)
-    times = workshop.time_operators(TRACE, outline.platform.device.name)
-    _, graph = workshop.build_graph(times, [TRACE, "", ""], plan, 32, outline.platform)
-    told = workshop.simulate(workshop.prepare(times, graph, outline.platform, interval=False))
-    # A tenth of a small model's step on A100s is messages, whose turns an outline only sums up.
+    costs = costs_on("dgx-a100", plan.ranks)
+    step = estimate_step(costs, plan, 32)
+    times = workshop.time_operators(TRACE, costs.platform.device.name)
+    _, graph = workshop.build_graph(times, [TRACE, "", ""], plan, 32, costs.platform)
+    told = workshop.simulate(workshop.prepare(times, graph, costs.platform, interval=False))
+    # A tenth of a small model's step on A100s is messages, whose turns an estimate only sums up.
     assert step.time_s == pytest.approx(told.step_time_s, rel=0.09)
     assert 0 < step.least_bytes <= graph.metadata.peak_memory_bytes
 
@@ -91,43 +91,43 @@ def test_an_outline_is_near_the_full_simulation(
     [make_plan(8), make_plan(8, accumulate=4), make_plan(8, sharding="fsdp"), make_plan(8, sharding="zero1")],
     ids=lambda plan: f"{plan.plan}-{plan.pieces}",
 )
-def test_what_gradients_take_is_in_the_outline(workshop: Workshop, plan: Plan) -> None:
+def test_what_gradients_take_is_in_the_estimate(workshop: Workshop, plan: Plan) -> None:
     """Of a small batch on a GPU, copies into buckets, sums and updates are a large part."""
     machine = workshop.load_platform("dgx-a100", 8)
     times = workshop.time_operators("resnet50-b128", machine.device.name)
-    step = outline_step(Outline(times, machine, choose_collectives(machine)), plan, 64)
+    step = estimate_step(UnitCosts(times, machine, choose_collectives(machine)), plan, 64)
     _, graph = workshop.build_graph(times, ["resnet50-b128", "", ""], plan, 64, machine)
     told = workshop.simulate(workshop.prepare(times, graph, machine, interval=False))
     assert step.time_s == pytest.approx(told.step_time_s, rel=0.05)
 
 
 def test_collectives_that_block_computing_are_added_up(
-    workshop: Workshop, outline_on: Callable[[str, int], Outline]
+    workshop: Workshop, costs_on: Callable[[str, int], UnitCosts]
 ) -> None:
-    outline = outline_on("cpu2-gloo", 2)
-    assert outline.platform.communication_on_compute_stream
+    costs = costs_on("cpu2-gloo", 2)
+    assert costs.platform.communication_on_compute_stream
     plan = make_plan(2)
-    times = workshop.time_operators(TRACE, outline.platform.device.name)
-    _, graph = workshop.build_graph(times, [TRACE, "", ""], plan, 16, outline.platform)
-    told = workshop.simulate(workshop.prepare(times, graph, outline.platform, interval=False))
-    step = outline_step(outline, plan, 16)
+    times = workshop.time_operators(TRACE, costs.platform.device.name)
+    _, graph = workshop.build_graph(times, [TRACE, "", ""], plan, 16, costs.platform)
+    told = workshop.simulate(workshop.prepare(times, graph, costs.platform, interval=False))
+    step = estimate_step(costs, plan, 16)
     assert step.time_s == pytest.approx(told.step_time_s, rel=0.15)
 
 
 def test_equal_operators_are_asked_for_once_and_get_the_models_own_times(
-    workshop: Workshop, outline_on: Callable[[str, int], Outline]
+    workshop: Workshop, costs_on: Callable[[str, int], UnitCosts]
 ) -> None:
-    outline = outline_on("dgx-h100", 2)
-    outline.prepare([make_plan(2), make_plan(1, 2), make_plan(2, accumulate=4)], 16)
-    operators = outline.traces[0].operators
+    costs = costs_on("dgx-h100", 2)
+    costs.prepare([make_plan(2), make_plan(1, 2), make_plan(2, accumulate=4)], 16)
+    operators = costs.traces[0].operators
     for samples in (8, 2):
         target = resize_batch(operators, samples / 8)
-        expected, _ = predict_operator_times(operators, target, outline.model)
-        np.testing.assert_array_equal(outline._device_s(make_plan(2), samples), expected)
+        expected, _ = predict_operator_times(operators, target, costs.model)
+        np.testing.assert_array_equal(costs._device_s(make_plan(2), samples), expected)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outline, "_predict", None)
+        patch.setattr(costs, "_predict", None)
         for plan in (make_plan(2), make_plan(1, 2), make_plan(2, accumulate=4)):
-            outline_step(outline, plan, 16)  # all sizes and splits were asked for together
+            estimate_step(costs, plan, 16)  # all sizes and splits were asked for together
 
 
 def test_groups_lie_as_in_the_task_graph() -> None:
@@ -162,11 +162,10 @@ def test_a_schedule_is_played_as_its_closed_form_says() -> None:
     """GPipe of p equal stages and m micro-batches: (m + p - 1) forwards, then as many backwards."""
     for name in ("gpipe", "1f1b"):
         schedule = build_schedule(name, 4, 8, 1)
-        free_s, last = _play(4, _order(schedule), [1.0] * 4, [2.0] * 4, [0.0] * 3)
+        free_s, last = _play(schedule, {"F": [1.0] * 4, "B": [2.0] * 4}, [0.0] * 3)
         assert max(free_s) == (8 + 3) * 3.0
         assert last[3][1] < last[0][1] == max(free_s)
-    turns = _order(build_schedule("gpipe", 2, 1, 1))
-    free_s, _ = _play(2, turns, [1.0, 1.0], [2.0, 2.0], [0.5])
+    free_s, _ = _play(build_schedule("gpipe", 2, 1, 1), {"F": [1.0, 1.0], "B": [2.0, 2.0]}, [0.5])
     assert max(free_s) == 1 + 0.5 + 1 + 2 + 0.5 + 2
 
 
@@ -179,7 +178,7 @@ def test_every_action_of_a_schedule_is_played_once(name: str) -> None:
     for stage in range(4 * stages):
         forward, whole, of_input, of_weight = (counts[stage, kind] for kind in "FBIW")
         assert forward == whole + of_input == whole + of_weight == 8
-    for place, turn in enumerate(turns):
+    for place, turn in enumerate(turns, 1):
         assert turn.source < place, "what it waits for comes first"
 
 
@@ -190,9 +189,8 @@ def test_what_a_rank_holds_is_what_the_schedule_keeps(name: str) -> None:
     schedule = build_schedule(name, 4, 8, stages)
     sizes = [1.0 + stage for stage in range(schedule.stages)]
     expected = measure_held(schedule, lambda stage, _: (sizes[stage], 0.0))
-    for rank, held in enumerate(_count_held(schedule)):
-        mine = [sizes[stage] for stage in schedule.stages_of_rank(rank)]
-        assert (held.in_flight @ mine).max() == expected[rank]
+    held = _count_held(schedule)
+    assert np.maximum.reduceat(held.in_flight @ sizes, held.first_state).tolist() == list(expected)
 
 
 SHARED = {"sharding": "fsdp", "sequence_parallel": True, "vocabulary_parallel": True}
@@ -230,7 +228,7 @@ def llama() -> Callable[[str], Workshop]:
     ],
     ids=lambda value: value if isinstance(value, str) else f"{value.plan}-{value.pieces}",
 )
-def test_messages_that_computing_cannot_hide_are_in_the_outline(
+def test_messages_that_computing_cannot_hide_are_in_the_estimate(
     recipe: str, plan: Plan, llama: Callable[[str], Workshop]
 ) -> None:
     """Between nodes, where a unit's parameters arrive later than it could run, and inside one."""
@@ -238,25 +236,25 @@ def test_messages_that_computing_cannot_hide_are_in_the_outline(
     machine = workshop.load_platform("dgx-h100", plan.ranks)
     times = workshop.time_operators("trace", machine.device.name)
     plan = fit_framework(plan, times.traces[0])
-    outline = Outline(times, machine, choose_collectives(machine))
-    outlined = outline_step(outline, plan, 128)
+    costs = UnitCosts(times, machine, choose_collectives(machine))
+    estimated = estimate_step(costs, plan, 128)
     _, graph = workshop.build_graph(times, ["trace", "", ""], plan, 128, machine)
     told = workshop.simulate(workshop.prepare(times, graph, machine, interval=False))
-    assert outlined.time_s == pytest.approx(told.step_time_s, rel=0.07)
-    assert 0 < outlined.least_bytes <= graph.metadata.peak_memory_bytes
+    assert estimated.time_s == pytest.approx(told.step_time_s, rel=0.07)
+    assert 0 < estimated.least_bytes <= graph.metadata.peak_memory_bytes
 
 
 @pytest.mark.parametrize("first", [1, 300, 4000])
 @pytest.mark.parametrize("size", [0, 1, 299, 300, 301, 1300, 4000.4, 9999])
-def test_buckets_are_filled_one_after_the_other(outline_on, size, first) -> None:
+def test_buckets_are_filled_one_after_the_other(costs_on, size, first) -> None:
     """The first up to its own limit, the others up to theirs, and what is left in the last."""
     plan = replace(make_plan(8), first_bucket_bytes=first, bucket_bytes=1000)
-    outline, wanted, left, limit = outline_on("dgx-a100", 8), [], round(size), first
+    costs, wanted, left, limit = costs_on("dgx-a100", 8), [], round(size), first
     while left > 0:
         wanted.append(min(limit, left))
         left -= wanted[-1]
         limit = 1000
-    assert _list_buckets(outline, plan, size) == wanted
+    assert _list_buckets(costs, plan, size) == wanted
 
 
 @pytest.mark.parametrize("sharding", ["fsdp", "zero2"])
@@ -268,7 +266,7 @@ def test_a_sharded_pipeline_holds_whole_gradients_and_parameters_at_least(
     workshop, plan = llama("megatron-bf16"), make_plan(4, 1, 4, schedule, micro_batches, sharding=sharding)
     machine = workshop.load_platform("dgx-h100", plan.ranks)
     times = workshop.time_operators("trace", machine.device.name)
-    outline = Outline(times, machine, choose_collectives(machine))
+    costs = UnitCosts(times, machine, choose_collectives(machine))
     _, graph = workshop.build_graph(times, ["trace", "", ""], plan, 64, machine)
-    share = outline_step(outline, plan, 64).least_bytes / graph.metadata.peak_memory_bytes
+    share = estimate_step(costs, plan, 64).least_bytes / graph.metadata.peak_memory_bytes
     assert 0.8 < share <= 1

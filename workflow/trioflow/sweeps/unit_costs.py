@@ -1,17 +1,14 @@
-"""A plan's outline: the work of each unit of a model summed up, enough to tell good plans from bad.
+"""What each unit of a model costs on a platform: summed work, state, gradients, and the times of messages.
 
 Thousands of plans cannot be built task by task in seconds. Splits, sizes, times and costs of collectives are the task
-graph's; a schedule's actions are played with sums. The best plans are then simulated in full, and how far the outline
-was off is reported.
-
-What an outline is summed up from: the work and state of a model's units, and the times of a plan's messages.
+graph's, summed over each unit; `step_estimate` makes a step of them. The best plans are then simulated in full, and how
+far the estimates were off is reported.
 
 Messages are timed as when all groups of their kind send at once, and nobody else does.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -100,7 +97,7 @@ class UnitState:
 
 
 @dataclass(frozen=True)
-class UnitUpkeep:
+class GradientSums:
     """What gradients of one tensor-parallel rank take beside their operators."""
 
     # Copying each unit's gradients into buckets, copying them back, and adding a further micro-
@@ -115,7 +112,7 @@ Grid = tuple[int, int, int, int, int, int]
 _EXPERT_REPLICAS = "replicas of experts"
 
 
-class MessageTimes:
+class MessageTimes(Derives):
     """Times of collectives and sends on a platform, each found once.
 
     Groups of one kind run side by side and get a max-min share of links; those of different kinds are taken not to
@@ -125,7 +122,6 @@ class MessageTimes:
     def __init__(self, platform: Platform, collectives: CollectiveCost | None) -> None:
         self._planner = CollectivePlanner(platform, collectives)
         self._times: dict[tuple[str, int, Grid, str], float] = {}
-        self._rates: dict[tuple[Grid, str, bool], float] = {}
 
     def exposed_s(self, plan: Plan, op_id: int, exchange: Exchange, factor: float, beside_s: Floats) -> float:
         """Return how long a collective at an operator keeps a rank waiting, at so many times the traced batch [s].
@@ -172,14 +168,11 @@ class MessageTimes:
         )
         return float((flows.latencies_s + moving_s).max())
 
+    @derived()
     def _share_rate(self, grid: Grid, axis: str, sends: bool) -> float:
         """Return the slowest flow's rate with all groups moving, over that with one alone."""
-        key = (grid, axis, sends)
-        if key not in self._rates:
-            groups = list_groups(grid, axis)
-            alone = _rate_of(groups[:1], sends, self._planner)
-            self._rates[key] = _rate_of(groups, sends, self._planner) / alone
-        return self._rates[key]
+        groups = list_groups(grid, axis)
+        return _rate_of(groups, sends, self._planner) / _rate_of(groups[:1], sends, self._planner)
 
 
 def _rate_of(groups: Sequence[Sequence[int]], sends: bool, planner: CollectivePlanner) -> float:
@@ -216,8 +209,8 @@ def list_groups(grid: Grid, axis: str) -> list[list[int]]:
     if axis in _EXPERT_AXES:
         places = (pipeline, -1, expert // (hop or expert), hop or expert, cut)
     groups = ranks.reshape(places).transpose(order)
-    found: list[list[int]] = groups.reshape(-1, math.prod(groups.shape[-own:])).tolist()
-    return found
+    listed: list[list[int]] = groups.reshape(-1, math.prod(groups.shape[-own:])).tolist()
+    return listed
 
 
 _Allocations = tuple[StorageTable, NDArray[np.int64], NDArray[np.bool_]]
@@ -225,7 +218,7 @@ _PHASE_NUMBERS = {"forward": 0, "backward": 1, "optimizer": 2}
 _DISPATCHES = tuple(f"tensor_parallel_{phase}_s" for phase in ("forward", "backward", "update"))
 
 
-class Outline(Derives):
+class UnitCosts(Derives):
     """Sums of a model's work on one platform (with the ranks of the plans), each made once; ``times`` of the device."""
 
     def __init__(self, times: DeviceTimes, platform: Platform, collectives: CollectiveCost | None = None) -> None:
@@ -241,6 +234,7 @@ class Outline(Derives):
         """Whether a plan's gradients are added up where they are exchanged, and never copied."""
         return plan.sharding == "distributed" or self.recipe.keeps_main_gradients
 
+    @derived()
     def cut(self, stages: int, balance: str = BALANCES[0]) -> list[int]:
         """Return where each stage begins among the units, and the last ends; PlanError when nothing says where to cut."""
         if stages == 1:
@@ -300,19 +294,16 @@ class Outline(Derives):
 
     def prepare(self, plans: Iterable[Plan], batch: int) -> None:
         """Predict the operators of many plans together; one that fits neither model nor batch is left for later, not refused."""
-        wanted: dict[tuple[Any, ...], tuple[Plan, set[int]]] = {}
+        plans_of: dict[int, dict[tuple[Any, ...], Plan]] = {}
         for plan in plans:
             with suppress(PlanError):
                 samples = micro_batch_sizes(plan, batch)[0]
-                wanted.setdefault(style_of(plan), (plan, set()))[1].add(samples)
-        plans_of: dict[int, list[Plan]] = {}
-        for plan, sizes in wanted.values():
-            with suppress(PlanError):
-                for samples in sorted(sizes):
+                of_size = plans_of.setdefault(samples, {})
+                if style_of(plan) not in of_size:
                     split_prepared(self._reference(samples).trace, plan)
-                    plans_of.setdefault(samples, []).append(plan)
-        if plans_of:
-            self._predict(plans_of)
+                    of_size[style_of(plan)] = plan
+        if of_sizes := {samples: [*of_size.values()] for samples, of_size in plans_of.items() if of_size}:
+            self._predict(of_sizes)
 
     def _reference(self, samples: int) -> Reference:
         return choose_reference(self.traces, samples)
@@ -380,7 +371,7 @@ class Outline(Derives):
         return UnitState(*sums)
 
     @derived(style_of)
-    def upkeep_of(self, plan: Plan) -> UnitUpkeep:
+    def gradient_sums_of(self, plan: Plan) -> GradientSums:
         """Return what gradients take beside the operators that make them."""
         trace = self.traces[0]
         gradients = trace.facts.gradients
@@ -391,11 +382,11 @@ class Outline(Derives):
         def make(name: str, reads: int = 2) -> Floats:
             if not sizes:
                 return np.zeros(self.units)
-            found = self.priced.predict_elementwise(name, sizes, reads)
-            return _sum(find_units(trace)[ready], found["time_s"], self.units)
+            times_s = self.priced.predict_elementwise(name, sizes, reads)["time_s"]
+            return _sum(find_units(trace)[ready], times_s, self.units)
 
         adds = make("aten::add_", 0 if trace.facts.recipe.made_bytes else 2)
-        return UnitUpkeep(make("aten::mul"), make("aten::copy_"), adds)
+        return GradientSums(make("aten::mul"), make("aten::copy_"), adds)
 
     @derived(lambda plan: (*style_of(plan), plan.shards))
     def sharded_update_s(self, plan: Plan) -> float:
@@ -409,11 +400,6 @@ class Outline(Derives):
         total_s = float(device_s.sum())
         beside = trace.facts.device == "cuda"
         return float(total_s if beside else total_s + host_s)
-
-
-def sum_stages(values: Floats, begins: Sequence[int]) -> list[float]:
-    """Return the sum over the units of each stage."""
-    return [float(values[a:b].sum()) for a, b in itertools.pairwise(begins)]
 
 
 def _sum(places: NDArray[np.int64], values: Floats, count: int) -> Floats:
