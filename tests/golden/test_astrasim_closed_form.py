@@ -10,7 +10,7 @@ import pytest
 from oracles.astrasim import LINK_GB_BYTES, compute_link_ns, compute_ring_all_reduce_ns
 from oracles.closed_form import closed_form_s
 from oracles.replay import execute_schedule
-from trioflow.network.algorithms.catalogue import build_schedule
+from trioflow.network.algorithms.catalogue import build_message_schedule
 
 MESSAGE_BYTES, LINK_GB_PER_S, LATENCY_NS = 100_000_000, 50.0, 500.0
 MEMORY_GB_PER_S, ENDPOINT_NS = 1600.0, 10
@@ -40,7 +40,7 @@ def test_no_other_memory_and_endpoint_fit_all_four() -> None:
 def test_our_messages_with_its_link_times_give_its_network_share(ranks: int) -> None:
     """Without memory and endpoints, which cost it the rest."""
     part_bytes = MESSAGE_BYTES // ranks
-    schedule = build_schedule("all_reduce", ranks, part_bytes * ranks, algorithm="ring")
+    schedule = build_message_schedule("all_reduce", ranks, part_bytes * ranks, algorithm="ring")
     network_ns = execute_schedule(
         schedule, lambda source, target, size: compute_link_ns(size, LINK_GB_PER_S, LATENCY_NS)
     )

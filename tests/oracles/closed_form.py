@@ -48,7 +48,7 @@ def closed_form_s(
     Parameters
     ----------
     collective, message_bytes, algorithm, chunks, ranks_per_node
-        As for ``catalogue.build_schedule``.
+        As for ``catalogue.build_message_schedule``.
     ranks : int
         Members of the group.
     latency_s : float

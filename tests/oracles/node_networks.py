@@ -22,7 +22,7 @@ from scipy.optimize import least_squares
 from trioflow.costmodel.collectives.model import wire_factor
 from trioflow.costmodel.collectives.platform import load_platform_collectives
 from trioflow.costmodel.files import SHIPPED_MODELS
-from trioflow.network.across_nodes import Network, Spread, take_network
+from trioflow.network.across_nodes import GroupPlacement, NodeNetwork, take_network
 
 FOLDERS = {
     "perlmutter-tcp": "DebarghaG+estimate-train-time/src/estimate_train_time/data/regressors/Perlmutter/nccl",
@@ -36,7 +36,7 @@ INSIDE = {
     "p5-slow": "h100x8-nvlink",
 }
 """Measured collectives inside a node like a cluster's; A100's for the others."""
-USUAL = Network("usual", 0.8, 40e-6, 20e-6, True)
+USUAL = NodeNetwork("usual", 0.8, 40e-6, 20e-6, True)
 LINKS_HOP_S = 2.7e-6
 _SLOW_STEP_S, _PULL, _NVLINK = 25e-6, 0.03, 100.0
 _RATES = {"all_reduce": "AllReduce (GB/s)", "all_gather": "AllGather (GB/s)", "reduce_scatter": "ReduceScatter (GB/s)"}
@@ -125,7 +125,7 @@ def _read_jobs(data: Path) -> list[tuple[Any, ...]]:
     return rows
 
 
-def take(table: pd.DataFrame, network: Network) -> np.ndarray:
+def take(table: pd.DataFrame, network: NodeNetwork) -> np.ndarray:
     """Return the times of a table's rows on a network [rows] [s]."""
     return np.array(
         [
@@ -133,7 +133,7 @@ def take(table: pd.DataFrame, network: Network) -> np.ndarray:
                 network,
                 r.collective,
                 r.bytes,
-                Spread(r.nodes, r.per_node, r.per_node, r.nodes * r.per_node),
+                GroupPlacement(r.nodes, r.per_node, r.per_node, r.nodes * r.per_node),
                 r.inside_s,
                 r.wire_s,
                 LINKS_HOP_S,
@@ -143,7 +143,7 @@ def take(table: pd.DataFrame, network: Network) -> np.ndarray:
     )
 
 
-def fit_network(table: pd.DataFrame, name: str) -> Network:
+def fit_network(table: pd.DataFrame, name: str) -> NodeNetwork:
     """Fit one cluster's network; a tree is left out where rings explain its all-reduces better."""
     rows = table[table["cluster"] == name]
     weight = rows["collective"].map(1 / rows["collective"].value_counts()) ** 0.5
@@ -151,7 +151,7 @@ def fit_network(table: pd.DataFrame, name: str) -> Network:
 
     def miss(values: np.ndarray, tree: bool) -> np.ndarray:
         share, hop_s, tree_hop_s = np.exp(values)
-        network = Network(name, share, hop_s, tree_hop_s if tree else 0.0, True)
+        network = NodeNetwork(name, share, hop_s, tree_hop_s if tree else 0.0, True)
         logs = np.log(take(rows, network) / rows["time_s"]) * weight
         return np.concatenate([logs, _PULL * (values - usual)])
 
@@ -163,4 +163,4 @@ def fit_network(table: pd.DataFrame, name: str) -> Network:
     ]
     best, tree = min(found, key=lambda one: float(one[0].cost))
     share, hop_s, tree_hop_s = np.exp(best.x)
-    return Network(name, float(share), float(hop_s), float(tree_hop_s) if tree else 0.0, True)
+    return NodeNetwork(name, float(share), float(hop_s), float(tree_hop_s) if tree else 0.0, True)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from trioflow.base.errors import SimulationError
-from trioflow.network.algorithms.pattern import Schedule
+from trioflow.network.algorithms.pattern import MessageSchedule
 
 Pick = Callable[[Sequence[int]], int]
 Holding = dict[int, int]
@@ -24,7 +24,7 @@ _HELD_BY = {
 Wiring = Literal["links", "ports"]
 
 
-def replay_schedule(schedule: Schedule, pick: Pick) -> list[Holding]:
+def replay_schedule(schedule: MessageSchedule, pick: Pick) -> list[Holding]:
     """Run the messages in any order that respects the waits, and check each step.
 
     Parameters
@@ -71,7 +71,7 @@ def replay_schedule(schedule: Schedule, pick: Pick) -> list[Holding]:
     return holdings
 
 
-def start_holdings(schedule: Schedule) -> list[Holding]:
+def start_holdings(schedule: MessageSchedule) -> list[Holding]:
     """Return what each endpoint holds before the first message."""
     holdings: list[Holding] = [{} for _ in schedule.endpoints]
     for block, origin in enumerate(schedule.contents.origin.tolist()):
@@ -81,7 +81,7 @@ def start_holdings(schedule: Schedule) -> list[Holding]:
     return holdings
 
 
-def check_promise(schedule: Schedule, holdings: list[Holding]) -> None:
+def check_promise(schedule: MessageSchedule, holdings: list[Holding]) -> None:
     """Check that a replay left every rank with what the collective promises.
 
     Raises
@@ -104,7 +104,7 @@ def check_promise(schedule: Schedule, holdings: list[Holding]) -> None:
                 )
 
 
-def _check_blocks(schedule: Schedule) -> None:
+def _check_blocks(schedule: MessageSchedule) -> None:
     """Check who holds which blocks at both ends, and that they make up the message."""
     contents, ranks = schedule.contents, schedule.ranks
     pairs = list(zip(contents.origin.tolist(), contents.destination.tolist(), strict=True))
@@ -129,7 +129,7 @@ def _check_blocks(schedule: Schedule) -> None:
 
 
 def execute_schedule(
-    schedule: Schedule, duration_s: Callable[[int, int, float], float], wiring: Wiring = "links"
+    schedule: MessageSchedule, duration_s: Callable[[int, int, float], float], wiring: Wiring = "links"
 ) -> float:
     """Return when the last message arrives, each link or port carrying one at a time [s].
 
@@ -179,7 +179,7 @@ def execute_schedule(
     return now_s
 
 
-def _name_resources(schedule: Schedule, wiring: Wiring) -> list[set[tuple[object, ...]]]:
+def _name_resources(schedule: MessageSchedule, wiring: Wiring) -> list[set[tuple[object, ...]]]:
     """Return what each row occupies while it is on its way."""
     ranks = schedule.ranks
     columns = (schedule.source.tolist(), schedule.target.tolist(), schedule.channel.tolist())
@@ -195,7 +195,7 @@ def _name_resources(schedule: Schedule, wiring: Wiring) -> list[set[tuple[object
     return found
 
 
-def _index_waits(schedule: Schedule) -> tuple[list[int], list[list[int]]]:
+def _index_waits(schedule: MessageSchedule) -> tuple[list[int], list[list[int]]]:
     """Return how many rows each row waits for, and which rows wait for it."""
     first, after = schedule.after_first.tolist(), schedule.after.tolist()
     followers: list[list[int]] = [[] for _ in range(len(schedule))]
@@ -205,13 +205,13 @@ def _index_waits(schedule: Schedule) -> tuple[list[int], list[list[int]]]:
     return [first[row + 1] - first[row] for row in range(len(schedule))], followers
 
 
-def _blocks(schedule: Schedule, row: int) -> list[int]:
+def _blocks(schedule: MessageSchedule, row: int) -> list[int]:
     contents = schedule.contents
     found: list[int] = contents.block[contents.first[row] : contents.first[row + 1]].tolist()
     return found
 
 
-def _read(schedule: Schedule, holdings: list[Holding], row: int) -> list[tuple[int, int]]:
+def _read(schedule: MessageSchedule, holdings: list[Holding], row: int) -> list[tuple[int, int]]:
     source = int(schedule.source[row])
     missing = [block for block in _blocks(schedule, row) if block not in holdings[source]]
     if missing:
@@ -219,7 +219,7 @@ def _read(schedule: Schedule, holdings: list[Holding], row: int) -> list[tuple[i
     return [(block, holdings[source][block]) for block in _blocks(schedule, row)]
 
 
-def _write(schedule: Schedule, holdings: list[Holding], row: int, carried: list[tuple[int, int]]) -> None:
+def _write(schedule: MessageSchedule, holdings: list[Holding], row: int, carried: list[tuple[int, int]]) -> None:
     target = holdings[int(schedule.target[row])]
     for block, arrives in carried:
         held = target.get(block, 0) if schedule.contents.reduces[row] else 0

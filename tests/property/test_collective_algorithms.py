@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.replay import Pick, Wiring, check_promise, execute_schedule, replay_schedule
 from trioflow.base.errors import SimulationError
-from trioflow.network.algorithms.catalogue import SUPPORTED, build_schedule, count_switches
-from trioflow.network.algorithms.pattern import Schedule, order_connections, pack_waits
+from trioflow.network.algorithms.catalogue import SUPPORTED, build_message_schedule, count_switches
+from trioflow.network.algorithms.pattern import MessageSchedule, order_connections, pack_waits
 
 FLAT = [(name, known) for name, collectives in SUPPORTED.items() for known in collectives]
 NESTED = [
@@ -24,9 +24,9 @@ NESTED = [
 ]
 
 
-def build(algorithm: str, collective: str, ranks: int, chunks: int, per_node: int | None = None) -> Schedule:
+def build(algorithm: str, collective: str, ranks: int, chunks: int, per_node: int | None = None) -> MessageSchedule:
     switches = [f"s{i}" for i in range(count_switches(collective, algorithm, ranks, per_node))]
-    return build_schedule(
+    return build_message_schedule(
         collective,
         ranks,
         0.0 if collective == "barrier" else 1000.0,
@@ -38,14 +38,14 @@ def build(algorithm: str, collective: str, ranks: int, chunks: int, per_node: in
 
 
 @st.composite
-def flat_schedules(draw: st.DrawFn) -> Schedule:
+def flat_schedules(draw: st.DrawFn) -> MessageSchedule:
     algorithm, collective = draw(st.sampled_from(FLAT))
     ranks = 2 if collective == "send" else draw(st.integers(1, 9))
     return build(algorithm, collective, ranks, draw(st.integers(1, 4)))
 
 
 @st.composite
-def nested_schedules(draw: st.DrawFn) -> Schedule:
+def nested_schedules(draw: st.DrawFn) -> MessageSchedule:
     algorithm, collective = draw(st.sampled_from(NESTED))
     nodes, per_node = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     return build(algorithm, collective, nodes * per_node, draw(st.integers(1, 3)), per_node)
@@ -58,7 +58,9 @@ def at_random(seed: int) -> Pick:
 
 @settings(max_examples=count_examples(300))
 @given(st.one_of(flat_schedules(), nested_schedules()), st.integers(0, 2**32), st.booleans())
-def test_any_order_that_respects_the_waits_keeps_the_promise(schedule: Schedule, seed: int, ordered: bool) -> None:
+def test_any_order_that_respects_the_waits_keeps_the_promise(
+    schedule: MessageSchedule, seed: int, ordered: bool
+) -> None:
     run = order_connections(schedule) if ordered else schedule
     check_promise(schedule, replay_schedule(run, at_random(seed)))
 
@@ -78,14 +80,14 @@ def test_every_hierarchy_keeps_the_promise(collective: str) -> None:
         check_promise(schedule, replay_schedule(schedule, at_random(6)))
 
 
-def drop_wait(schedule: Schedule, place: int) -> Schedule:
+def drop_wait(schedule: MessageSchedule, place: int) -> MessageSchedule:
     rows = np.repeat(np.arange(len(schedule)), np.diff(schedule.after_first))
     keep = np.arange(len(rows)) != place
     first, after = pack_waits(rows[keep].astype(np.int64), schedule.after[keep].astype(np.int64), len(schedule))
     return replace(schedule, after_first=first, after=after)
 
 
-def implies(schedule: Schedule, row: int, wanted: int) -> bool:
+def implies(schedule: MessageSchedule, row: int, wanted: int) -> bool:
     """Whether a row still waits for another, through others."""
     first, todo, seen = schedule.after_first, [row], set()
     while todo:
@@ -165,7 +167,7 @@ def test_blocks_that_do_not_make_up_the_message_are_found() -> None:
 @settings(max_examples=count_examples(60))
 @given(st.one_of(flat_schedules(), nested_schedules()), st.integers(1, 100), st.integers(1, 100))
 def test_one_thing_at_a_time_is_never_faster_than_the_longest_chain(
-    schedule: Schedule, latency: int, slowness: int
+    schedule: MessageSchedule, latency: int, slowness: int
 ) -> None:
     def cost(source: int, target: int, size: float) -> float:
         return latency + slowness * size

@@ -109,7 +109,7 @@ def test_damaged_cache_is_made_anew_or_done_without(
     folder.mkdir(parents=True)
     (folder / "broken").touch()
     for _ in range(2):
-        compiled.execute(None)
+        compiled.run_kernels(None)
     assert [kernel.ran for kernel in made] == [0] * damaged + [2]
     assert folder.exists() == (damaged == 0)
 

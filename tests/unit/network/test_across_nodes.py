@@ -14,9 +14,9 @@ from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.network.across_nodes import (
     LINKS,
-    Network,
+    GroupPlacement,
     NodeGroups,
-    Spread,
+    NodeNetwork,
     pair_across,
     size_across,
     split_group,
@@ -90,17 +90,17 @@ def run(collective: str, group: list[int], size: int, platform: Platform, **opti
 @pytest.mark.parametrize(
     ("group", "spread"),
     [
-        (range(8), Spread(2, 4, 4, 8)),
-        ([0, 4, 8, 12], Spread(4, 1, 1, 4)),
-        ([1, 3, 9, 11], Spread(2, 2, 2, 4)),
-        ([0, 1, 2], Spread(1, 3, 3, 3)),
-        ([8, 9, 0, 1], Spread(2, 2, 2, 4)),
-        ([0, 1, 2, 4], Spread(2, 1, 3, 4)),
-        ([0, 4, 1, 5], Spread(2, 2, 2, 4)),
-        ([0, 1, 4, 5, 2, 3], Spread(2, 2, 4, 6)),
+        (range(8), GroupPlacement(2, 4, 4, 8)),
+        ([0, 4, 8, 12], GroupPlacement(4, 1, 1, 4)),
+        ([1, 3, 9, 11], GroupPlacement(2, 2, 2, 4)),
+        ([0, 1, 2], GroupPlacement(1, 3, 3, 3)),
+        ([8, 9, 0, 1], GroupPlacement(2, 2, 2, 4)),
+        ([0, 1, 2, 4], GroupPlacement(2, 1, 3, 4)),
+        ([0, 4, 1, 5], GroupPlacement(2, 2, 2, 4)),
+        ([0, 1, 4, 5, 2, 3], GroupPlacement(2, 2, 4, 6)),
     ],
 )
-def test_how_groups_lie_on_nodes_of_four(group: list[int], spread: Spread) -> None:
+def test_how_groups_lie_on_nodes_of_four(group: list[int], spread: GroupPlacement) -> None:
     assert spread_group(split_group(group, 4)) == spread
 
 
@@ -222,12 +222,12 @@ def test_an_algorithm_s_messages_are_fitted_to_it() -> None:
     assert cut.summary.step_time_s == pytest.approx(plain_s, rel=1e-9)
 
 
-RING = Network("ring", 0.5, 60e-6, 0.0)
+RING = NodeNetwork("ring", 0.5, 60e-6, 0.0)
 
 
 def test_a_network_s_hops_and_share_make_the_time_by_hand() -> None:
     """Four nodes of two, 100 MB: a ring's 3 hops of 60 us and 4 of NVLink's 3.4, beside 8 ms at half of the links' rate."""
-    spread = Spread(4, 2, 2, 8)
+    spread = GroupPlacement(4, 2, 2, 8)
     ring_s, alone_s = 3 * 60e-6 + 4 * 3.4e-6, 8e-3
     asked = ("all_gather", 10**8, spread, 1e-3, 4e-3, 2.7e-6)
     assert take_network(RING, *asked) == pytest.approx((ring_s**1.2 + alone_s**1.2) ** (1 / 1.2))

@@ -21,14 +21,14 @@ from trioflow.network.algorithms.builders import binary_parents, build_ring, cou
 from trioflow.network.algorithms.catalogue import (
     ALGORITHMS,
     SUPPORTED,
-    build_schedule,
+    build_message_schedule,
     choose_algorithm,
     count_switches,
     list_algorithm_words,
     read_algorithms,
     spell_algorithm,
 )
-from trioflow.network.algorithms.pattern import WITH_BARRIER, Schedule, assemble, order_connections
+from trioflow.network.algorithms.pattern import WITH_BARRIER, MessageSchedule, assemble, order_connections
 
 PAIRS = [(name, known) for name, collectives in SUPPORTED.items() for known in collectives]
 BLOCK_BYTES = 7.0
@@ -37,12 +37,12 @@ LATENCIES = (3.0, 100.0)
 ONLY_LINKS = {"bidirectional_ring", "binary_tree", "double_binary_tree"}
 
 
-def build(collective: str, ranks: int, algorithm: str, chunks: int, per_node: int | None = None) -> Schedule:
+def build(collective: str, ranks: int, algorithm: str, chunks: int, per_node: int | None = None) -> MessageSchedule:
     """A schedule whose blocks are whole bytes, so that times are exact."""
     switches = [f"s{i}" for i in range(count_switches(collective, algorithm, ranks, per_node))]
 
-    def of(size: float) -> Schedule:
-        return build_schedule(
+    def of(size: float) -> MessageSchedule:
+        return build_message_schedule(
             collective, ranks, size, algorithm=algorithm, chunks=chunks, ranks_per_node=per_node, switches=switches
         )
 
@@ -140,7 +140,7 @@ def test_chunks_let_the_phases_of_a_hierarchy_overlap() -> None:
     """NCCL's tree: chains in the nodes, two trees between; cut small, the pipeline fills."""
     times = []
     for chunks in (1, 8):
-        schedule = build_schedule(
+        schedule = build_message_schedule(
             "all_reduce", 16, 1e6, algorithm="hierarchical:chain+double_binary_tree", ranks_per_node=4, chunks=chunks
         )
         times.append(execute_schedule(schedule, duration(1.0)))
@@ -199,7 +199,7 @@ def test_impossible_links_are_refused(latency: float, bandwidth: float) -> None:
 def test_every_measured_collective_and_the_barrier_can_be_built() -> None:
     assert set(WITH_BARRIER) == {*MEASURED, "barrier"}
     for collective in WITH_BARRIER:
-        schedule = build_schedule(collective, 2, 0 if collective == "barrier" else 8)
+        schedule = build_message_schedule(collective, 2, 0 if collective == "barrier" else 8)
         assert len(schedule) > 0 and schedule.algorithm == choose_algorithm(collective, None, 2)
 
 
@@ -214,7 +214,7 @@ def test_the_default_is_the_ring_and_plain_sends_where_each_pair_has_its_own_dat
 def test_an_unsupported_pair_is_refused_with_what_is_supported(algorithm: str) -> None:
     for collective in set(WITH_BARRIER) - set(SUPPORTED[algorithm]):
         with pytest.raises(InputError) as caught:
-            build_schedule(collective, 2, 0 if collective == "barrier" else 8, algorithm=algorithm)
+            build_message_schedule(collective, 2, 0 if collective == "barrier" else 8, algorithm=algorithm)
         text = str(caught.value)
         assert text.startswith(f"{algorithm} does not do {collective}")
         for known in SUPPORTED[algorithm]:
@@ -273,7 +273,7 @@ def test_a_hierarchy_of_one_level_is_that_level() -> None:
 def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, object], words: str) -> None:
     usual = {"collective": "all_reduce", "group": 4, "message_bytes": 8}
     with pytest.raises(InputError, match=words):
-        build_schedule(**(usual | arguments))  # type: ignore[arg-type]
+        build_message_schedule(**(usual | arguments))  # type: ignore[arg-type]
 
 
 def test_switches_are_one_per_node_and_one_between() -> None:
@@ -289,7 +289,7 @@ def test_switches_are_one_per_node_and_one_between() -> None:
 
 
 def test_inner_switches_serve_their_own_node_and_the_outer_one_all() -> None:
-    schedule = build_schedule(
+    schedule = build_message_schedule(
         "all_reduce",
         [10, 11, 20, 21],
         8,
@@ -308,11 +308,11 @@ def test_inner_switches_serve_their_own_node_and_the_outer_one_all() -> None:
 
 
 def test_the_group_says_who_the_members_are_and_a_group_of_one_is_silent() -> None:
-    schedule = build_schedule("all_reduce", [7, 3, 5], 9)
+    schedule = build_message_schedule("all_reduce", [7, 3, 5], 9)
     assert schedule.endpoints == (7, 3, 5) and schedule.ranks == 3
     assert {(int(a), int(b)) for a, b in zip(schedule.source, schedule.target, strict=True)} == {(0, 1), (1, 2), (2, 0)}
     for algorithm in SUPPORTED:
-        assert len(build_schedule("all_reduce", [4], 9, algorithm=algorithm)) == 0
+        assert len(build_message_schedule("all_reduce", [4], 9, algorithm=algorithm)) == 0
 
 
 def test_hierarchical_takes_no_inner_level_that_cannot_give_back(monkeypatch):
@@ -377,17 +377,19 @@ def test_one_for_all_or_one_each() -> None:
             read_algorithms(text)
 
 
-def build_rounds(collective: str, ranks: int, algorithm: str, chunks: int = 1, **rest: object) -> Schedule:
+def build_rounds(collective: str, ranks: int, algorithm: str, chunks: int = 1, **rest: object) -> MessageSchedule:
     size = 0 if collective == "barrier" else 5040.0
     switches = ["switch"] if algorithm == "in_network" else []
-    return build_schedule(collective, ranks, size, algorithm=algorithm, chunks=chunks, switches=switches, **rest)  # type: ignore[arg-type]
+    return build_message_schedule(
+        collective, ranks, size, algorithm=algorithm, chunks=chunks, switches=switches, **rest
+    )  # type: ignore[arg-type]
 
 
-def waits_of(schedule: Schedule, row: int) -> list[int]:
+def waits_of(schedule: MessageSchedule, row: int) -> list[int]:
     return schedule.after[schedule.after_first[row] : schedule.after_first[row + 1]].tolist()
 
 
-def count_depth(schedule: Schedule) -> int:
+def count_depth(schedule: MessageSchedule) -> int:
     """Messages on the longest chain of waits; joins are none."""
     depth = np.zeros(len(schedule), dtype=int)
     for row in range(len(schedule)):
@@ -396,11 +398,11 @@ def count_depth(schedule: Schedule) -> int:
     return int(depth.max(initial=0))
 
 
-def sent_bytes(schedule: Schedule) -> np.ndarray:
+def sent_bytes(schedule: MessageSchedule) -> np.ndarray:
     return np.bincount(schedule.source, weights=schedule.size_bytes, minlength=len(schedule.endpoints))
 
 
-def received_bytes(schedule: Schedule) -> np.ndarray:
+def received_bytes(schedule: MessageSchedule) -> np.ndarray:
     return np.bincount(schedule.target, weights=schedule.size_bytes, minlength=len(schedule.endpoints))
 
 
@@ -553,7 +555,7 @@ def test_sizes_scale_exactly_by_powers_of_two(factor: float) -> None:
             ranks = 2 if collective == "send" else 7
             switches = ["s"] if algorithm == "in_network" else []
             sizes = [
-                build_schedule(collective, ranks, size, algorithm=algorithm, switches=switches).size_bytes
+                build_message_schedule(collective, ranks, size, algorithm=algorithm, switches=switches).size_bytes
                 for size in (1000.0, 1000.0 * factor)
             ]
             assert np.array_equal(sizes[0] * factor, sizes[1])

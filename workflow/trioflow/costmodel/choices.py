@@ -143,7 +143,7 @@ def choose_times(
     """
     overrides = load_overrides(override) if override else None
     named = str(cost_model or "")
-    models = {named: load_operator_model(find_model(named))} if named else load_shipped_models()
+    models = {named: load_operator_model(find_operator_model_file(named))} if named else load_shipped_models()
     return prepare_device_times(traces, device, models, overrides=overrides)
 
 
@@ -155,7 +155,7 @@ def find_own_model(platform: Platform) -> str | None:
     return THIS_MACHINE if platform.name == THIS_MACHINE and _OWN.exists() else None
 
 
-def find_model(name: str) -> Path:
+def find_operator_model_file(name: str) -> Path:
     """Return the file of an operator model by path or shipped name, or as measured here; InputError where there is none."""
     shipped = _OWN if name == THIS_MACHINE else SHIPPED_MODELS / name / "operators.json"
     if "/" not in name and shipped.exists():

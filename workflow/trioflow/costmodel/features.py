@@ -75,7 +75,7 @@ def class_of_name(name: str) -> str:
     transcendental is element-wise too, but bound by arithmetic; reshape is a view or a copy, the
     name does not say; of a view no data moves; optimizer is one call over a list of tensors.
     """
-    base, backward = plain_name(name)
+    base, backward = plain_operator_name(name)
     found = _class_of_base(base)
     if backward:
         # A view's gradient is written into a zeroed tensor of the full size.
@@ -84,7 +84,7 @@ def class_of_name(name: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def plain_name(name: str) -> tuple[str, bool]:
+def plain_operator_name(name: str) -> tuple[str, bool]:
     """Return an operator's name without decoration, and whether it is a gradient's.
 
     Also of an autograd node as profilers show it: ``autograd::engine::evaluate_function: AddmmBackward0`` is ``addmm``,

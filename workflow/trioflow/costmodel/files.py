@@ -15,7 +15,7 @@ SHIPPED_MODELS = PACKAGE / "data" / "cost_models"
 Parsed = TypeVar("Parsed")
 
 
-def read_content(
+def read_model_file(
     path: str | Path,
     kind: str,
     what: str,

@@ -8,7 +8,7 @@ from typing import Any
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import read_own_records
 from trioflow.formats.fields import Fields, note_unknown
-from trioflow.trace.language.sizes import Configuration, ConfigurationFile, LanguageModel, Network
+from trioflow.trace.language.sizes import Configuration, ConfigurationFile, ConfiguredModel, LanguageModel
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -237,7 +237,7 @@ def _read_window(found: Fields, family: Mapping[str, Any], layers: int, notes: l
     return {}
 
 
-def read_file(said: ConfigurationFile) -> Configuration | Network | None:
+def read_file(said: ConfigurationFile) -> Configuration | ConfiguredModel | None:
     """Return the model of a ``config.json``, or the network that is no decoder built here; None for another file.
 
     Raises InputError as `read_huggingface`.
@@ -247,4 +247,4 @@ def read_file(said: ConfigurationFile) -> Configuration | Network | None:
         return read_huggingface(said.content, said.file, said.name)
     if not kind or not said.file.endswith(".json"):
         return None
-    return Network(said.name, kind, json.dumps(said.content, sort_keys=True), said.file)
+    return ConfiguredModel(said.name, kind, json.dumps(said.content, sort_keys=True), said.file)

@@ -61,14 +61,14 @@ class DeviceName:
         )
 
 
-def plain_name(name: str) -> str:
+def plain_device_name(name: str) -> str:
     """Return a name without what tools write differently: case, hyphens, underscores."""
     return " ".join(name.lower().replace("_", " ").replace("-", " ").split())
 
 
 def read_name(name: str) -> DeviceName:
     """Take a name apart as a driver, a profile or a sheet writes it: ``Tesla V100-DGXS-32GB``."""
-    text = re.sub(r"\b([gr]tx)(\d)", r"\1 \2", plain_name(name))
+    text = re.sub(r"\b([gr]tx)(\d)", r"\1 \2", plain_device_name(name))
     for board, words in _table()["boards"].items():
         text = re.sub(rf"\b{re.escape(board)}\b", words, text)
     sizes = _MEMORY.findall(text)
@@ -185,7 +185,7 @@ class DeviceSheet:
 
     def is_same_gpu(self, other: DeviceSheet) -> bool:
         """Return whether two sheets share a name, and no number that times depend on and both give differs."""
-        names = [{plain_name(n) for n in (one.name, *one.driver_names)} for one in (self, other)]
+        names = [{plain_device_name(n) for n in (one.name, *one.driver_names)} for one in (self, other)]
         both = [key for key in self.numbers if key in other.numbers and key not in _WITHOUT_TIME]
         return bool(names[0] & names[1]) and all(
             math.isclose(self.numbers[key], other.numbers[key], rel_tol=_ROUNDED) for key in both
@@ -268,9 +268,9 @@ def find_device(name: str, own: bool = True) -> DeviceSheet:
 
 def list_fitting(name: str, own: bool = True) -> list[DeviceSheet]:
     """Return the sheet that has a name, or those that it may stand for; only the likely ones are read."""
-    wanted, parts = plain_name(name), read_name(name)
+    wanted, parts = plain_device_name(name), read_name(name)
     for sheet in _read_likely([wanted], own):
-        if wanted in map(plain_name, (sheet.name, *sheet.driver_names)):
+        if wanted in map(plain_device_name, (sheet.name, *sheet.driver_names)):
             return [sheet]
     sheets = _read_likely(parts.product, own) if parts.product else ()
     return [sheet for sheet in sheets if sheet.parts.fits(parts)]
@@ -290,7 +290,7 @@ def find_sheet(device_name: str, own: bool = True) -> DeviceSheet | None:
 def _read_likely(words: Iterable[str], own: bool) -> Iterator[DeviceSheet]:
     """Yield the sheets whose text holds all words, the user's first: a broken one that names another GPU is not read."""
     for path in sorted(OWN.glob("*.y*ml")) if own else ():
-        text = plain_name(path.read_text(encoding="utf-8", errors="replace"))
+        text = plain_device_name(path.read_text(encoding="utf-8", errors="replace"))
         if all(word in text for word in words):
             yield _read(path)
     for name in list_devices():
@@ -301,7 +301,7 @@ def _read_likely(words: Iterable[str], own: bool) -> Iterator[DeviceSheet]:
 @cache
 def _shipped_words(name: str) -> str:
     """Return a sheet's text to look for a name in: reading all sheets as YAML takes a tenth of a second."""
-    return plain_name((SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"))
+    return plain_device_name((SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 @cache

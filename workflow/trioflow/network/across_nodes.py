@@ -228,7 +228,7 @@ _DOUBLING, _MORE_NODES = 1.1, 1.5
 
 
 @dataclass(frozen=True)
-class Network:
+class NodeNetwork:
     """What lies between nodes of a cluster: its share of the links' rate, and a hop in rings and in trees [s].
 
     ``tree_hop_s``: 0 where all-reduces are rings. ``ordinary``: not of TCP sockets, nor of a few of the cards alone.
@@ -241,15 +241,15 @@ class Network:
     ordinary: bool = True
 
 
-LINKS = Network("links", 1.0, 0.0, 0.0)
+LINKS = NodeNetwork("links", 1.0, 0.0, 0.0)
 """Nothing but the platform's links."""
 
 
 @cache
-def load_networks() -> tuple[Network, ...]:
+def load_networks() -> tuple[NodeNetwork, ...]:
     """Return the networks of clusters that were measured (``tests/oracles/node_networks.py`` fits them)."""
     return tuple(
-        Network(
+        NodeNetwork(
             row["network"], float(row["share"]), float(row["hop_s"]), float(row["tree_hop_s"]), row["ordinary"] == "yes"
         )
         for row in read_own_table("node_networks")
@@ -257,7 +257,7 @@ def load_networks() -> tuple[Network, ...]:
 
 
 @dataclass(frozen=True)
-class Spread:
+class GroupPlacement:
     """How a group lies on nodes: so many, with at least ``fewest`` of its ranks in each."""
 
     nodes: int
@@ -396,7 +396,13 @@ class NodeGroups(Derives):
 
     @derived(_all, most=sys.maxsize)
     def _estimate(
-        self, collective: str, message_bytes: int, spread: Spread, hop_s: float, wire_s: float, rate_bytes_per_s: float
+        self,
+        collective: str,
+        message_bytes: int,
+        spread: GroupPlacement,
+        hop_s: float,
+        wire_s: float,
+        rate_bytes_per_s: float,
     ) -> AcrossTime:
         """Return the time of a collective: of the middle network, and of the fastest and slowest ones.
 
@@ -404,7 +410,7 @@ class NodeGroups(Derives):
         """
         inside = _ask_inside(collective, message_bytes, spread, self._cost.time_s)
 
-        def take(network: Network, end: str = "time_s") -> float:
+        def take(network: NodeNetwork, end: str = "time_s") -> float:
             inside_s = float(getattr(inside, end)) if inside else _START_S
             return take_network(network, collective, message_bytes, spread, inside_s, wire_s, hop_s)
 
@@ -424,10 +430,10 @@ class NodeGroups(Derives):
         )
 
 
-def _ask_of(asked: InterNode, network: Network) -> Network:
+def _ask_of(asked: InterNode, network: NodeNetwork) -> NodeNetwork:
     """Return a network with what the user measured, which the links have."""
     known = asked.latency_s is not None
-    return Network(
+    return NodeNetwork(
         network.name,
         1.0 if asked.bus_bandwidth_bytes_per_s else network.share,
         0.0 if known else network.hop_s,
@@ -461,10 +467,10 @@ def split_group(group: Sequence[int], ranks_per_node: int) -> Shares:
     return tuple(map(tuple, nodes.values()))
 
 
-def spread_group(shares: Shares) -> Spread:
+def spread_group(shares: Shares) -> GroupPlacement:
     """Return how a group lies on nodes."""
     counts = [len(members) for members in shares]
-    return Spread(len(counts), min(counts), max(counts), sum(counts))
+    return GroupPlacement(len(counts), min(counts), max(counts), sum(counts))
 
 
 def pair_across(collective: str, shares: Shares) -> Pairs:
@@ -502,7 +508,7 @@ def size_across(collective: str, message_bytes: float, shares: Shares) -> Floats
     return np.concatenate([inside, between])
 
 
-def _ask_inside(collective: str, message_bytes: float, spread: Spread, ask: Ask) -> Any:
+def _ask_inside(collective: str, message_bytes: float, spread: GroupPlacement, ask: Ask) -> Any:
     """Return what was measured inside a node for its part of a collective; None where nothing stays inside."""
     fullest = spread.fullest
     if fullest == 1 or collective == "send":
@@ -513,18 +519,18 @@ def _ask_inside(collective: str, message_bytes: float, spread: Spread, ask: Ask)
     return ask(collective, fullest, round(message_bytes * share))
 
 
-def _least_share(collective: str, spread: Spread) -> float:
+def _least_share(collective: str, spread: GroupPlacement) -> float:
     """Return which part of a ring's bytes between nodes need to leave one at least."""
     if collective not in _STRIPED[:3]:
         return 1.0
     return (spread.ranks - spread.fewest) / (spread.ranks - 1)
 
 
-def _count_levels(spread: Spread) -> int:
+def _count_levels(spread: GroupPlacement) -> int:
     return 2 * math.ceil(math.log2(spread.nodes))
 
 
-def count_hops(collective: str, spread: Spread) -> int:
+def count_hops(collective: str, spread: GroupPlacement) -> int:
     """Return how often data go from a node to another, one time after the other, at best."""
     if collective == "all_reduce":
         return _count_levels(spread)
@@ -536,10 +542,10 @@ def _norm(one: float, other: float, power: float) -> float:
 
 
 def take_network(
-    network: Network,
+    network: NodeNetwork,
     collective: str,
     message_bytes: float,
-    spread: Spread,
+    spread: GroupPlacement,
     inside_s: float,
     wire_s: float,
     hop_s: float,
@@ -580,7 +586,7 @@ class _Fitted:
     hop_s: float
     rate_bytes_per_s: float
 
-    def find(self, collective: str, place: int) -> Network:
+    def find(self, collective: str, place: int) -> NodeNetwork:
         """Return the network that takes as long as was measured over the ``place``-th count of nodes.
 
         Gathers tell what a hop takes beyond the usual share of the rate; all-reduces the share that trees have, or,
@@ -588,7 +594,7 @@ class _Fitted:
         """
         curve = self.measured.curves[collective]
         nodes, time_s = curve.nodes[place], curve.time_s[place]
-        usual = Network("usual", _USUAL_SHARE, 0.0, _USUAL_TREE_HOP_S)
+        usual = NodeNetwork("usual", _USUAL_SHARE, 0.0, _USUAL_TREE_HOP_S)
         spread, inside_s, wire_s = self._whole(collective, nodes)
         least = _least_share(collective, spread)
         if collective == "all_reduce":
@@ -604,14 +610,16 @@ class _Fitted:
         rest_s = ring_s - (spread.ranks - nodes) * _INSIDE_HOP_S
         return replace(usual, hop_s=max(rest_s, 0.0) / (nodes - 1), tree_hop_s=0.0)
 
-    def _whole(self, collective: str, nodes: int) -> tuple[Spread, float, float]:
+    def _whole(self, collective: str, nodes: int) -> tuple[GroupPlacement, float, float]:
         per_node, size = self.measured.ranks_per_node, self.measured.message_bytes
-        spread = Spread(nodes, per_node, per_node, nodes * per_node)
+        spread = GroupPlacement(nodes, per_node, per_node, nodes * per_node)
         inside = _ask_inside(collective, size, spread, self.ask)
         sent_bytes = size * wire_factor(collective, spread.ranks) / per_node
         return (spread, float(inside.time_s) if inside else _START_S, sent_bytes / self.rate_bytes_per_s)
 
-    def time(self, collective: str, message_bytes: float, spread: Spread, take: Callable[..., float]) -> AcrossTime:
+    def time(
+        self, collective: str, message_bytes: float, spread: GroupPlacement, take: Callable[..., float]
+    ) -> AcrossTime:
         """Return a time, between the measured counts of nodes on a line over their logarithms."""
         kind = collective if collective in self.measured.curves else "all_gather"
         counts = self.measured.curves[kind].nodes[1:]
@@ -628,7 +636,7 @@ class _Fitted:
         wider = _DOUBLING ** min(abs(math.log2(size)), 5.0) * _MORE_NODES**beyond
         if count_hops(collective, spread) == 1:  # messages, whatever the nodes
             hop_s = max(self.find(kind, 1 + one).hop_s for one in range(len(counts)))
-            time_s = take(Network("usual", _USUAL_SHARE, hop_s, 0.0))
+            time_s = take(NodeNetwork("usual", _USUAL_SHARE, hop_s, 0.0))
         known = collective == kind and spread.ranks == spread.nodes * per_node
         known = known and spread.nodes <= counts[-1]
         word = "interpolated" if known else "extrapolated"

@@ -21,12 +21,12 @@ from trioflow.costmodel.collectives.model import SHIFT
 from trioflow.hardware.machine import Platform, is_rank_node, name_rank_node
 from trioflow.network.algorithms.catalogue import (
     Algorithms,
-    build_schedule,
+    build_message_schedule,
     choose_algorithm,
     count_switches,
     split_levels,
 )
-from trioflow.network.algorithms.pattern import WITH_BARRIER, Schedule, check_entries, order_connections
+from trioflow.network.algorithms.pattern import WITH_BARRIER, MessageSchedule, check_entries, order_connections
 from trioflow.network.collectives import (
     UNCALIBRATED,
     Bound,
@@ -139,9 +139,9 @@ class MessagePattern:
         return np.repeat(blocks, self.chunks)
 
     @cached_property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> MessageSchedule:
         """The algorithm's messages on members 0, 1, 2, ..., one at a time on each connection."""
-        made = build_schedule(
+        made = build_message_schedule(
             self.collective,
             self.ranks,
             0.0 if self.collective == "barrier" else 1.0,
@@ -172,7 +172,7 @@ def _tabulate_rotation(pairs: Index, round_blocks: Index) -> MessageTable:
     )
 
 
-def tabulate(schedule: Schedule) -> MessageTable:
+def tabulate(schedule: MessageSchedule) -> MessageTable:
     """Turn a schedule around: from what each row waits for to what waits for it."""
     count, ends = len(schedule), len(schedule.endpoints)
     joins = schedule.joins

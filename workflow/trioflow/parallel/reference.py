@@ -19,7 +19,7 @@ from trioflow.base.errors import PlanError, TraceError
 from trioflow.costmodel.device_times import host_times, rescale_distinct
 from trioflow.costmodel.features import FEATURES, OperatorModel, resize_batch
 from trioflow.parallel.model_graph import ModelGraph, of_model
-from trioflow.parallel.splits.tensor_split import Shares, TensorSplit, scale_rows
+from trioflow.parallel.splits.tensor_split import Shares, TensorSplit, scale_operator_rows
 from trioflow.trace.store import Trace
 
 
@@ -159,7 +159,7 @@ class PricedModel(Derives):
         ops = [op for of_part in chosen for op in of_part]
         factors = np.array([share for shares in parts for share in shares.values()], dtype=float)
         before, after = (f.loc[ops].reset_index(drop=True) for f in (self.reference.operators, split.operators))
-        after = scale_rows(after, np.arange(len(ops)), factors)
+        after = scale_operator_rows(after, np.arange(len(ops)), factors)
         device_s, _ = predict_operator_times(before, after, self.model)
         times = iter(device_s.tolist())
         return [{op: next(times) for op in of_part} for of_part in chosen]

@@ -26,7 +26,7 @@ from trioflow.parallel.schedules.table import MODES, TRAIN, Schedule
 from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.splits.routing import BALANCED
 from trioflow.trace import store
-from trioflow.trace.language.sizes import ATTENTIONS, FUSIONS, LOSSES, Configuration, Network
+from trioflow.trace.language.sizes import ATTENTIONS, FUSIONS, LOSSES, Configuration, ConfiguredModel
 from trioflow.trace.store import Trace, language_models, load_trace, refuse_step
 
 SESSION = "session"
@@ -243,7 +243,7 @@ class Options(SimulationOptions):
 DEFAULTS = Options()
 
 
-Model = Configuration | Network
+Model = Configuration | ConfiguredModel
 """What traces are made of: a language model, or another library's network."""
 Traces = str | Path | Trace | Model | DeviceTimes | Sequence[str | Path | Trace]
 """What a prediction starts from: a trace or its name, several of one workload at other batches, a model, or
@@ -357,7 +357,7 @@ def find_model(traces: Traces) -> Model | None:
     if isinstance(traces, Sequence) and not isinstance(traces, str) and len(traces) == 1:
         traces = traces[0]
     if isinstance(traces, str | Path):
-        return store.find_model(traces)
+        return store.find_language_model(traces)
     return traces if isinstance(traces, Model) else None
 
 

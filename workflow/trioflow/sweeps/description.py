@@ -26,7 +26,7 @@ from trioflow.hardware.platform import list_platforms
 from trioflow.network.across_nodes import INTER_NODE
 from trioflow.parallel.plan import BUCKET_BYTES, choose_plan
 from trioflow.prediction.question import STEP_WORDS, Options
-from trioflow.trace.store import find_model, language_models, shipped_traces
+from trioflow.trace.store import find_language_model, language_models, shipped_traces
 
 Values = Mapping[str, Any]
 """A value for every parameter."""
@@ -438,7 +438,7 @@ def _check_names(part: pd.DataFrame, name: str, names: set[str], file: Path, pla
     """Refuse a scenario without trace or platform, or with one that nobody knows."""
     for number, given in part.reindex(columns=[name])[name].drop_duplicates().items():
         value = given if isinstance(given, str) else None
-        if value not in names and not (name == "trace" and value and find_model(value)):
+        if value not in names and not (name == "trace" and value and find_language_model(value)):
             problem = f"unknown {name} {value!r}" if value else f"the {name} is missing"
             fix = suggest_name(value, sorted(names)) if value else f"name one of {', '.join(sorted(names))}"
             raise InputError(problem, file=file, place=f"{places(cast(int, number))}.{name}", fix=fix)

@@ -45,7 +45,7 @@ from trioflow.trace.facts import DIGESTS, STEP_TIME_SOURCES, UNTIMED, Facts, che
 if TYPE_CHECKING:
     import pandas as pd
 
-    from trioflow.trace.language.sizes import Configuration, Network
+    from trioflow.trace.language.sizes import Configuration, ConfiguredModel
 
 _MOST_OF_STEP = 2.0
 """Device time of compute over the step's own time; a device computes one instant once."""
@@ -557,7 +557,7 @@ def load_trace(folder: str | Path, **step: Any) -> Trace:
     breaks its schema. Raises InputError when a configuration is invalid, or something is asked of a
     trace that only a model has.
     """
-    path, model = find_trace(folder), find_model(folder)
+    path, model = find_trace(folder), find_language_model(folder)
     if model is not None:
         return cast("Trace", language_models().trace_of(model, step))
     if path.exists():
@@ -663,11 +663,11 @@ def language_models() -> ModuleType:
     return import_module(f"{__package__}.language.read")
 
 
-def find_model(name: str | Path) -> Configuration | Network | None:
+def find_language_model(name: str | Path) -> Configuration | ConfiguredModel | None:
     """Return the model that a name or path stands for, None for a trace; InputError where it is one that is not built."""
     if (find_trace(name) / "trace.json").exists():
         return None
-    return cast("Configuration | Network | None", language_models().find_configuration(name))
+    return cast("Configuration | ConfiguredModel | None", language_models().find_configuration(name))
 
 
 _PACKAGE = Path(__file__).parent.parent

@@ -29,7 +29,7 @@ from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.known import models, platforms
 from trioflow.prediction.question import STEP_WORDS
 from trioflow.report.charts import Page, plot, render
-from trioflow.trace.store import find_model
+from trioflow.trace.store import find_language_model
 
 try:
     from tornado.httpserver import HTTPServer
@@ -140,7 +140,7 @@ class Studio:
         if not words["model"] or not words["platform"]:
             raise InputError("no model or no platform was chosen", fix="choose both")
         # The page keeps its controls where a recorded trace is chosen, whose step is what it is.
-        recorded = not find_model(words["model"][0])
+        recorded = not find_language_model(words["model"][0])
         unused = (*STEP_WORDS, "tokens", "budget") if recorded else ("tokens",) if words["budget"] else ()
         return {name: [] if name in unused else some for name, some in words.items()}
 

@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 from trioflow.costmodel.collectives.model import Key, count_steps, wire_factor
-from trioflow.costmodel.collectives.platform import LARGE_BYTES, Method, PlatformCollectives, find_relative, place
+from trioflow.costmodel.collectives.platform import (
+    LARGE_BYTES,
+    CollectiveMethod,
+    PlatformCollectives,
+    find_relative,
+    place,
+)
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.fits.curves import solve_nonnegative
 
@@ -68,7 +74,7 @@ def fit_alpha_beta(points: pd.DataFrame) -> AlphaBeta:
     return AlphaBeta(lines)
 
 
-BASELINES: Mapping[str, Callable[[pd.DataFrame], Method]] = {
+BASELINES: Mapping[str, Callable[[pd.DataFrame], CollectiveMethod]] = {
     "alpha-beta": fit_alpha_beta,
     "one-bandwidth": fit_one_bandwidth,
 }

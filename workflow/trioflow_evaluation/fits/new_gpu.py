@@ -28,9 +28,9 @@ from trioflow.costmodel.new_gpu.rules import (
     Positions,
     Rates,
     apply_rule,
+    class_key,
     device_rates,
     expected_s,
-    key_of,
     list_rules,
     size_rows,
 )
@@ -329,7 +329,7 @@ def describe_pairs(pairs: pd.DataFrame) -> pd.DataFrame:
             columns += [getattr(rates, rate) for rate in _RATES]
         values[at] = np.column_stack(columns)
         tensor = any(device.runs_on_tensor_cores(precision) for device in devices)
-        keys[at] = [key_of(name, tensor) for name in group["operator_class"]]
+        keys[at] = [class_key(name, tensor) for name in group["operator_class"]]
     result[names] = values
     return result.assign(key=keys)
 

@@ -20,7 +20,7 @@ from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import read_json, stamp, write_json
 from trioflow.costmodel.features import Floats
-from trioflow.costmodel.files import SHIPPED_MODELS, from_json, read_content, rows_from_json, rows_to_json
+from trioflow.costmodel.files import SHIPPED_MODELS, from_json, read_model_file, rows_from_json, rows_to_json
 from trioflow.costmodel.uncertainty import ASSUMED_FACTOR, WIDEST_LOG
 
 INTERPOLATIONS = ("log", "linear")
@@ -123,7 +123,7 @@ Key = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
-class Curve(SizeCurve):
+class CollectiveCurve(SizeCurve):
     """Times of one collective of some ranks, and where they come from."""
 
     library: str
@@ -272,7 +272,7 @@ class CollectiveCostModel:
 
 def load_collective_model(path: str | Path) -> CollectiveCostModel:
     """Read what :meth:`CollectiveCostModel.save` wrote; InputError where it is missing, incomplete or another file."""
-    return read_content(path, KIND, "a collective cost model", {"format": FORMAT}, _model_from_json)
+    return read_model_file(path, KIND, "a collective cost model", {"format": FORMAT}, _model_from_json)
 
 
 def _model_from_json(content: dict[str, Any]) -> CollectiveCostModel:

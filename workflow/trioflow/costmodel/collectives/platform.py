@@ -21,9 +21,16 @@ import numpy as np
 
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import PACKAGE, read_json, write_json
-from trioflow.costmodel.collectives.model import CollectiveTime, Curve, Key, check_collective, extend, wire_factor
+from trioflow.costmodel.collectives.model import (
+    CollectiveCurve,
+    CollectiveTime,
+    Key,
+    check_collective,
+    extend,
+    wire_factor,
+)
 from trioflow.costmodel.features import Floats
-from trioflow.costmodel.files import from_json, read_content, rows_from_json, rows_to_json, to_json
+from trioflow.costmodel.files import from_json, read_model_file, rows_from_json, rows_to_json, to_json
 from trioflow.costmodel.uncertainty import ASSUMED_BAND, WIDEST_LOG, Interval
 
 _CONSTANTS = PACKAGE / "data" / "nccl_constants.json"
@@ -304,7 +311,7 @@ all of them, between two numbers of ranks, beyond all of them, or of another ope
 SITUATIONS = (AT, SIZE, SIZE_BEYOND, RANKS, RANKS_BEYOND, OPERATION)
 
 
-class Method(Protocol):
+class CollectiveMethod(Protocol):
     """Predicts the collectives of one platform."""
 
     def predict(self, key: Key, sizes: Floats) -> Floats:
@@ -355,10 +362,10 @@ class Nccl:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCurves:
     """Measured curves; NCCL's form carries them to other sizes, ranks and operations."""
 
-    curves: Mapping[Key, Curve]
+    curves: Mapping[Key, CollectiveCurve]
     form: Nccl
     shape: str  # One of ``SHAPES``
 
@@ -452,7 +459,7 @@ def rank_situation(ranks: int, known: Iterable[int]) -> tuple[str, float]:
     return (AT if ranks in numbers else RANKS), 0.0
 
 
-def find_band(bands: Bands, situation: str, nodes: int, size: float) -> Interval:
+def find_collective_band(bands: Bands, situation: str, nodes: int, size: float) -> Interval:
     """Return the band of a situation, or of the next wider one where too little was left out.
 
     A prediction further from the measurements is never more certain than a nearer one. An operation
@@ -491,17 +498,17 @@ class PlatformCollectives:
     library: str
     method: str  # Name of one of ``methods``; see :meth:`using`
     machine: NcclMachine  # What NCCL's formulas ask of it
-    methods: Mapping[str, Method]  # Fitted, by name: ``METHODS``, and what they are compared with
+    methods: Mapping[str, CollectiveMethod]  # Fitted, by name: ``METHODS``, and what they are compared with
     bands: Mapping[str, Bands]  # Intervals of each, by situation and size
     notes: str = ""  # What a reader of a prediction must know
     provenance: Mapping[str, Any] = field(default_factory=dict)  # What it was fitted from
     _grids: dict[Key, tuple[Floats, Floats]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
-    def curves(self) -> Mapping[Key, Curve]:
+    def curves(self) -> Mapping[Key, CollectiveCurve]:
         """Measured curves by (collective, ranks, nodes)."""
         measured = self.methods["measured"]
-        assert isinstance(measured, Measured)
+        assert isinstance(measured, MeasuredCurves)
         return measured.curves
 
     def using(self, method: str) -> PlatformCollectives:
@@ -532,7 +539,7 @@ class PlatformCollectives:
         key = (collective, ranks, nodes)
         time_s = self._on_grid(key, float(message_bytes))
         situation, doublings, confidence = self._situate(key, float(message_bytes))
-        band = find_band(self.bands.get(self.method, {}), situation, nodes, message_bytes)
+        band = find_collective_band(self.bands.get(self.method, {}), situation, nodes, message_bytes)
         widen = max(doublings, 1.0)
         low, high = max(band.low_log * widen, -WIDEST_LOG), min(band.high_log * widen, WIDEST_LOG)
         return CollectiveTime(time_s, time_s * math.exp(low), time_s * math.exp(high), confidence)
@@ -575,7 +582,7 @@ class PlatformCollectives:
     def save(self, path: str | Path) -> None:
         """Write the model as JSON; equal models give equal bytes."""
         measured = self.methods["measured"]
-        assert isinstance(measured, Measured)
+        assert isinstance(measured, MeasuredCurves)
         write_json(
             path,
             {
@@ -597,7 +604,7 @@ class PlatformCollectives:
 
 def load_platform_collectives(path: str | Path) -> PlatformCollectives:
     """Read what :meth:`PlatformCollectives.save` wrote; InputError where it is missing, incomplete or another file."""
-    return read_content(path, KIND, "a platform's collectives", {"format": FORMAT}, _platform_from_json)
+    return read_model_file(path, KIND, "a platform's collectives", {"format": FORMAT}, _platform_from_json)
 
 
 def _platform_from_json(content: dict[str, Any]) -> PlatformCollectives:
@@ -606,13 +613,13 @@ def _platform_from_json(content: dict[str, Any]) -> PlatformCollectives:
     library = str(content["library"])
     machine = from_json(content["machine"], NcclMachine)
     form = Nccl(machine, library, rows_from_json(content["calibrations"], PLACE, Calibration))
-    curves = rows_from_json(content["curves"], GROUP, Curve)
+    curves = rows_from_json(content["curves"], GROUP, CollectiveCurve)
     return PlatformCollectives(
         str(content["platform"]),
         library,
         str(content["method"]),
         machine,
-        {"measured": Measured(curves, form, str(content["shape"])), "nccl": form},
+        {"measured": MeasuredCurves(curves, form, str(content["shape"])), "nccl": form},
         {name: rows_from_json(rows, SITUATION, Interval) for name, rows in content["bands"].items()},
         str(content["notes"]),
         dict(content["provenance"]),

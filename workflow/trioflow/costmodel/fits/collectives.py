@@ -16,7 +16,7 @@ from trioflow.costmodel.collectives.model import (
     COLLECTIVES,
     INTERPOLATIONS,
     CollectiveCostModel,
-    Curve,
+    CollectiveCurve,
     Key,
     MessageCurve,
     interpolate_time,
@@ -38,8 +38,8 @@ from trioflow.costmodel.collectives.platform import (
     BandKey,
     Calibration,
     Choices,
-    Measured,
-    Method,
+    CollectiveMethod,
+    MeasuredCurves,
     Nccl,
     NcclMachine,
     PlatformCollectives,
@@ -167,7 +167,7 @@ def _fit_corners(sizes: Floats, times: Floats, corners: Floats) -> Floats:
     return np.asarray(np.maximum(found, times.min()), np.float64)
 
 
-def make_curves(points: pd.DataFrame) -> dict[Key, Curve]:
+def make_curves(points: pd.DataFrame) -> dict[Key, CollectiveCurve]:
     """Return a monotone curve for every key; InputError where two libraries or datasets measured the same."""
     curves = {}
     for key, rows in each_curve(points):
@@ -181,7 +181,9 @@ def make_curves(points: pd.DataFrame) -> dict[Key, Curve]:
         times = rows["time_s"].to_numpy(np.float64)
         if np.any(np.diff(times) < 0):
             times = np.array([rounded(value) for value in _monotone(times)])
-        curves[key] = Curve(rows["message_bytes"].to_numpy(np.float64), times, *sources[0], int(rows["rounds"].sum()))
+        curves[key] = CollectiveCurve(
+            rows["message_bytes"].to_numpy(np.float64), times, *sources[0], int(rows["rounds"].sum())
+        )
     return curves
 
 
@@ -270,7 +272,7 @@ def choose_shape(points: pd.DataFrame, form: Nccl) -> str:
             if inside.any():
                 times = rows["time_s"].to_numpy()[inside]
                 for shape in SHAPES:
-                    found = Measured(curves, form, shape).predict(key, sizes[inside])
+                    found = MeasuredCurves(curves, form, shape).predict(key, sizes[inside])
                     misses[shape].extend(np.abs(found / times - 1.0).tolist())
     missed = [float(np.mean(misses[shape])) if misses[shape] else 0.0 for shape in SHAPES]
     return SHAPES[choose_least(missed)]
@@ -282,7 +284,7 @@ MIN_RESIDUALS = 8
 _BEYOND_DOUBLINGS = 3
 """Largest sizes that are left out to learn how predictions fare above all measured sizes."""
 
-Fit = Callable[[pd.DataFrame], Mapping[str, Method]]
+Fit = Callable[[pd.DataFrame], Mapping[str, CollectiveMethod]]
 
 _BAND_DIGITS = 9
 
@@ -422,7 +424,7 @@ def fit_platform_collectives(
     notes: str = "",
     provenance: Mapping[str, Any] | None = None,
     situations: Iterable[str] = SITUATIONS,
-    others: Mapping[str, Callable[[pd.DataFrame], Method]] | None = None,
+    others: Mapping[str, Callable[[pd.DataFrame], CollectiveMethod]] | None = None,
 ) -> PlatformCollectives:
     """Fit every method and its intervals to samples as ``tables.COLLECTIVE_SAMPLES``, each key from one library and dataset.
 
@@ -434,9 +436,9 @@ def fit_platform_collectives(
     points = thin(median_points(samples))
     machine, others = _add_network(machine, points), others or {}
 
-    def fit(rows: pd.DataFrame) -> dict[str, Method]:
+    def fit(rows: pd.DataFrame) -> dict[str, CollectiveMethod]:
         form = fit_nccl(rows, machine, library)
-        measured = Measured(make_curves(rows), form, choose_shape(rows, form))
+        measured = MeasuredCurves(make_curves(rows), form, choose_shape(rows, form))
         return {"measured": measured, "nccl": form, **{name: fit_other(rows) for name, fit_other in others.items()}}
 
     bands = fit_bands(points, samples, fit, (*METHODS, *others), situations)

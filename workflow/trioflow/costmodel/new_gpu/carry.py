@@ -19,8 +19,8 @@ from trioflow.base.provenance import stamp, write_json
 from trioflow.base.settings import PRECISIONS
 from trioflow.base.units import s_to_ns
 from trioflow.costmodel.features import FEATURES, Floats, RowModel
-from trioflow.costmodel.files import SHIPPED_MODELS, read_content, to_json
-from trioflow.costmodel.new_gpu.rules import DEFAULT_RULE, Exponents, apply_rule, key_of, size_rows
+from trioflow.costmodel.files import SHIPPED_MODELS, read_model_file, to_json
+from trioflow.costmodel.new_gpu.rules import DEFAULT_RULE, Exponents, apply_rule, class_key, size_rows
 from trioflow.costmodel.operators.curves import ANY, NOTHING_S
 from trioflow.costmodel.operators.model import rescale_rows, resize_rows, with_times
 from trioflow.costmodel.uncertainty import ASSUMED_FACTOR, Interval, StepBand, anchor_step, combine_intervals
@@ -73,7 +73,7 @@ class NewGpuModel:
 
 def load_new_gpu_model(path: str | Path = SHIPPED_FILE) -> NewGpuModel:
     """Read a model, by default the shipped one; InputError where it is missing, incomplete or another file."""
-    return read_content(path, KIND, "a new-GPU model", {"format": FORMAT}, NewGpuModel)
+    return read_model_file(path, KIND, "a new-GPU model", {"format": FORMAT}, NewGpuModel)
 
 
 def shortest_time_s(operators: pd.DataFrame) -> float:
@@ -143,7 +143,7 @@ def scale_rows(
         rule, rows, source, target, precision=precision, fitted=model.exponents, floor_s=floor_s
     )
     tensor = any(device.runs_on_tensor_cores(precision) for device in (source, target))
-    low, high = model.factors(rule, [key_of(name, tensor) for name in rows["operator_class"].tolist()])
+    low, high = model.factors(rule, [class_key(name, tensor) for name in rows["operator_class"].tolist()])
     kept = np.asarray(times == 0) | source.is_same_gpu(target)
     if "kept" in rows.columns:
         kept |= rows["kept"].to_numpy(dtype=bool)

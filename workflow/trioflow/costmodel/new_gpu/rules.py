@@ -81,7 +81,7 @@ def device_rates(rows: pd.DataFrame, device: DeviceSheet, precision: str) -> Rat
     )
 
 
-def key_of(operator_class: str, on_tensor_cores: bool) -> str:
+def class_key(operator_class: str, on_tensor_cores: bool) -> str:
     """Return the key under which a class's exponents are kept."""
     base = base_class(operator_class)
     return f"{base}{TENSOR}" if on_tensor_cores and base in TENSOR_CLASSES else base
@@ -144,7 +144,7 @@ def _apply_ours(
     data = (rows["read_bytes"] + rows["write_bytes"]).to_numpy(np.float64)
     before, after = (device_rates(rows, device, precision) for device in (source, target))
     tensor = source.runs_on_tensor_cores(precision) or target.runs_on_tensor_cores(precision)
-    keys = np.array([key_of(name, tensor) for name in rows["operator_class"].tolist()], dtype=object)
+    keys = np.array([class_key(name, tensor) for name in rows["operator_class"].tolist()], dtype=object)
     result, outside = times.copy(), np.zeros(len(rows), dtype=bool)
     for key in sorted(set(keys)):
         at = np.flatnonzero((keys == key) & (flop + data > 0) & (times > 0))

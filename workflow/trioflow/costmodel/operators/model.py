@@ -21,7 +21,7 @@ import pandas as pd
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import stamp, write_json
 from trioflow.costmodel.features import FEATURES, Floats, base_class, feature_matrix
-from trioflow.costmodel.files import SHIPPED_MODELS, from_json, read_content, to_json
+from trioflow.costmodel.files import SHIPPED_MODELS, from_json, read_model_file, to_json
 from trioflow.costmodel.new_gpu.rules import CARRY_OVER, TENSOR_CLASSES, device_rates, roofline_s
 from trioflow.costmodel.operators.curves import (
     ANY,
@@ -408,7 +408,7 @@ def _prediction(index: pd.Index, time_s: Floats, low_s: Floats, high_s: Floats, 
 def load_operator_model(path: str | Path) -> OperatorCostModel:
     """Read what :meth:`OperatorCostModel.save` wrote; InputError where it is missing, incomplete or another file."""
     known = {"format": FORMAT, "features": list(FEATURES)}
-    model = read_content(path, KIND, "an operator cost model", known, _model)
+    model = read_model_file(path, KIND, "an operator cost model", known, _model)
     return replace(model, shipped=Path(path).resolve().is_relative_to(SHIPPED_MODELS))
 
 

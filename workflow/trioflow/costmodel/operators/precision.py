@@ -42,8 +42,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from trioflow.costmodel.features import FEATURES, Floats, OperatorModel, RowModel, base_class, plain_name
-from trioflow.costmodel.files import SHIPPED_MODELS, read_content
+from trioflow.costmodel.features import FEATURES, Floats, OperatorModel, RowModel, base_class, plain_operator_name
+from trioflow.costmodel.files import SHIPPED_MODELS, read_model_file
 from trioflow.costmodel.new_gpu.carry import NewGpuModel, load_new_gpu_model, scale_rows
 from trioflow.costmodel.new_gpu.rules import DEFAULT_RULE, Exponents, reachable_share
 from trioflow.costmodel.operators.curves import NOTHING_S, Curve, Flags, sized_rows
@@ -160,13 +160,13 @@ def _describe(name: str, given: object, causal: bool, version: float, determinis
     if given is None or isinstance(given, float):
         return (0.0,) * len(SHAPE)
     shapes = [tuple(int(size) for size in shape) for shape in given]  # type: ignore[attr-defined]
-    backward = plain_name(name)[1]
+    backward = plain_operator_name(name)[1]
     found = [shape for shape in shapes if len(shape) == 4][backward : backward + 3]
     if len(found) < 3:
         return (0.0,) * len(SHAPE)
     query, key, value = found
     # PyTorch's own kernels take samples, heads, positions; the library's samples, positions, heads.
-    by_rows = plain_name(name)[0] in ("flash_attention_forward", "efficient_attention_forward")
+    by_rows = plain_operator_name(name)[0] in ("flash_attention_forward", "efficient_attention_forward")
     heads, place = (2, 1) if by_rows or "flash_attn" in name else (1, 2)
     products = (3 * query[3] + 2 * value[3]) if backward else (query[3] + value[3])
     share = 0.5 if causal and query[place] == key[place] else 1.0
@@ -281,7 +281,7 @@ class TensorTables:
 @cache
 def load_tensor_tables(path: str | Path = SHIPPED_FILE) -> TensorTables:
     """Read tables, by default those that ship; InputError where the file is missing or another."""
-    return read_content(path, KIND, "a table of tensor products", {"format": FORMAT}, TensorTables)
+    return read_model_file(path, KIND, "a table of tensor products", {"format": FORMAT}, TensorTables)
 
 
 def sustained_time(sheet: DeviceSheet, alone: float) -> float:
@@ -313,7 +313,7 @@ ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, FP8: 1}
 
 
 @dataclass(frozen=True)
-class Source:
+class TableSource:
     """Where times on tensor cores come from."""
 
     sheet: DeviceSheet  # GPU that was measured
@@ -482,7 +482,7 @@ class PrecisionModel:
         lows, highs = (np.full(len(rows), end) for end in ends)
         _widen_grouped(rows, name, lows, highs)
         more = self._more(table, name, measured)
-        source = Source(load_device(name), measured, table.predict, more)
+        source = TableSource(load_device(name), measured, table.predict, more)
         priced = self._price(source, rows, lows, highs, precision)
         if kind in SCALED or source.sheet.is_same_gpu(self.sheet):
             return priced
@@ -494,7 +494,7 @@ class PrecisionModel:
         assert self.attention is not None
         more = self._more(self.table, self.source) if self.table is not None else 0.0
         sheet = load_device(self.attention_source)
-        source = Source(sheet, _TABLE_PRECISION, self.attention.predict, more)
+        source = TableSource(sheet, _TABLE_PRECISION, self.attention.predict, more)
         masked = rows.assign(flop=rows["flop"] * rows["attention_share"])
         doubt = math.log(_UNKNOWN_MASK) if self.causal is None else 0.0
         around = self.attention.spread(masked)
@@ -504,7 +504,7 @@ class PrecisionModel:
         model = self.convolutions
         assert model is not None
         measured = str(class_precision(model, "convolution"))
-        source = Source(find_device(model.device_name, own=False), measured, model.row_times)
+        source = TableSource(find_device(model.device_name, own=False), measured, model.row_times)
         names = zip(rows["operator_class"], rows["phase"], strict=True)
         bands = [find_band(model.predict_bands, str(name), str(phase)) for name, phase in names]
         spreads = [self._spread(band.low_log, band.high_log, measured) for band in bands]
@@ -518,7 +518,7 @@ class PrecisionModel:
         return max(sustained_time(self.sheet, half) - alone, 0.0)
 
     def _price(
-        self, source: Source, rows: pd.DataFrame, low_log: Floats, high_log: Floats, precision: str = ""
+        self, source: TableSource, rows: pd.DataFrame, low_log: Floats, high_log: Floats, precision: str = ""
     ) -> pd.DataFrame:
         """Return the times of rows with the interval of the source and of carrying them over."""
         rows, precision = rows.reset_index(drop=True), precision or self.precision

@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 import pandas as pd
 
-from trioflow.costmodel.features import FEATURES, Floats, base_class, plain_name, read_shapes
+from trioflow.costmodel.features import FEATURES, Floats, base_class, plain_operator_name, read_shapes
 
 PRODUCTS = (
     "product_batch",
@@ -104,7 +104,7 @@ def product_columns(operators: pd.DataFrame, classes: Sequence[str]) -> Floats:
 def _describe(
     name: str, operator_class: str, flop: float, inputs: Sequence[Shape], outputs: Sequence[Shape]
 ) -> tuple[float, ...]:
-    base, backward = plain_name(name)
+    base, backward = plain_operator_name(name)
     for beginning in _SCALED:
         base = base.removeprefix(beginning)
     if base_class(operator_class) == "convolution":

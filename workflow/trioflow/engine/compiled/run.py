@@ -68,7 +68,7 @@ def _execute(program: Program, network: AnyNetwork, compiled: bool, pieces: int)
     widths: Any = getattr(network, "capacities_bytes_per_s", ())
     state = make_state(program, widths, type(network) is not ContentionFreeNetwork, pieces)
     if compiled:
-        execute(state)
+        run_kernels(state)
         return state
     plain = make_plain(state)
     if supports(network):
@@ -91,7 +91,7 @@ def _execute(program: Program, network: AnyNetwork, compiled: bool, pieces: int)
 
 
 def bind(wrap: Callable[[Any], Any], **instead: Callable[..., Any]) -> Any:
-    """Return the kernel ``execute`` with every kernel wrapped by ``wrap``, or replaced where ``instead`` names it."""
+    """Return the kernel ``run_kernels`` with every kernel wrapped by ``wrap``, or replaced where ``instead`` names it."""
     scope = dict(vars(kernels))
     for name, kernel in vars(kernels).items():
         if isinstance(kernel, FunctionType):
@@ -240,7 +240,7 @@ def find_cache_folder() -> Path | None:
     return Path(base) / f"trioflow-{digest}-numba-{metadata.version('numba')}-python-{python}"
 
 
-def execute(state: Any) -> None:
+def run_kernels(state: Any) -> None:
     """Run the kernels on a state, compiling them where nothing (readable) was kept.
 
     A damaged cache shows before the first event: it is made anew, or else kernels are compiled for this process only.
@@ -274,7 +274,7 @@ def _compile(kernel: FunctionType) -> Any:
 
     # No fastmath: it would change the order of floating-point operations. Nothing is allocated there, so numba need not
     # count references, which would take nine tenths of the time. Wrappers for Python take half of the time to compile;
-    # only ``execute`` is called from there.
+    # only ``run_kernels`` is called from there.
     is_part = kernel.__name__ != "execute"
     return njit(error_model="numpy", _nrt=False, no_cpython_wrapper=is_part, no_cfunc_wrapper=is_part)(kernel)
 

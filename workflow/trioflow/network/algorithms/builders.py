@@ -14,9 +14,9 @@ from trioflow.network.algorithms.pattern import (
     WITH_BARRIER,
     Algorithm,
     Index,
-    Messages,
     Offsets,
     Pattern,
+    PatternMessages,
     check_entries,
     concatenate,
     embed,
@@ -183,7 +183,7 @@ def _build_rotation(collective: str, members: int, chunks: int) -> Pattern:
     chunk = np.arange(chunks, dtype=np.int32)[None, :, None]
     rank = np.arange(members, dtype=np.int32)
     part = (rank - step - np.int32(sums > 0)) % np.int32(members)
-    messages = Messages(
+    messages = PatternMessages(
         np.broadcast_to(step, shape).reshape(-1),
         np.broadcast_to(rank, shape).reshape(-1),
         np.broadcast_to((rank + 1) % np.int32(members), shape).reshape(-1),
@@ -286,10 +286,10 @@ def largest_power(members: int) -> int:
     return 1 << (members.bit_length() - 1)
 
 
-def _double(members: int, chunks: int) -> Messages:
+def _double(members: int, chunks: int) -> PatternMessages:
     """All-gather between partners; a power of two of members."""
     rank = np.arange(members)
-    batches: list[Messages] = []
+    batches: list[PatternMessages] = []
     mask = 1
     while mask < members:
         window = (rank & ~(mask - 1))[:, None] + np.arange(mask)
@@ -298,10 +298,10 @@ def _double(members: int, chunks: int) -> Messages:
     return concatenate(batches)
 
 
-def _circulate(members: int, chunks: int) -> Messages:
+def _circulate(members: int, chunks: int) -> PatternMessages:
     """All-gather of Bruck; any number of members."""
     rank = np.arange(members)
-    batches: list[Messages] = []
+    batches: list[PatternMessages] = []
     reach = 1
     while reach < members:
         parts = (rank[:, None] - np.arange(min(reach, members - reach))) % members
@@ -311,7 +311,7 @@ def _circulate(members: int, chunks: int) -> Messages:
     return concatenate(batches)
 
 
-def _gather_all(members: int, chunks: int, barrier: bool = False) -> Messages:
+def _gather_all(members: int, chunks: int, barrier: bool = False) -> PatternMessages:
     paired = members == largest_power(members) and not barrier
     return _double(members, chunks) if paired else _circulate(members, chunks)
 
@@ -339,7 +339,7 @@ def _binomial_turns(members: int) -> NDArray[np.int64]:
     return turns
 
 
-def _scatter(members: int, chunks: int) -> Messages:
+def _scatter(members: int, chunks: int) -> PatternMessages:
     """Scatter down a binomial tree; member r passes on the parts of r to r + lowest bit - 1."""
     turn, parent = _binomial_turns(members), binomial_parents(members)
     batches = []
@@ -486,7 +486,7 @@ class _Grid(NamedTuple):
     def blocks(self) -> int:
         return len(self.place_of) * len(self.node_of) * self.chunks
 
-    def inside(self, within: Pattern, apart: bool = False) -> Messages:
+    def inside(self, within: Pattern, apart: bool = False) -> PatternMessages:
         """Return a pattern on every node, for all outer parts or for the node's own."""
         inner_parts, ranks = np.arange(len(self.place_of)), self.nodes * self.places
         batches = []
@@ -499,7 +499,7 @@ class _Grid(NamedTuple):
             batches.append(embed(within.messages, members, table))
         return concatenate(batches)
 
-    def across(self, between: Pattern, rooted: bool) -> Messages:
+    def across(self, between: Pattern, rooted: bool) -> PatternMessages:
         """Return a pattern between ranks of equal place, or between the first of each node."""
         outer_parts, ranks = np.arange(len(self.node_of)), self.nodes * self.places
         batches = []

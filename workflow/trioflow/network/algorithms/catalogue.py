@@ -11,8 +11,8 @@ from trioflow.network.algorithms import builders
 from trioflow.network.algorithms.pattern import (
     WITH_BARRIER,
     Algorithm,
+    MessageSchedule,
     Pattern,
-    Schedule,
     assemble,
     fill,
     make_messages,
@@ -71,7 +71,7 @@ def is_scattered(levels: Levels) -> bool:
 
 
 def count_switches(collective: str, algorithm: str | None, ranks: int, ranks_per_node: int | None = None) -> int:
-    """Return how many switch names ``build_schedule`` needs; parameters as ``choose_algorithm``."""
+    """Return how many switch names ``build_message_schedule`` needs; parameters as ``choose_algorithm``."""
     name = choose_algorithm(collective, algorithm, ranks, ranks_per_node)
     levels = split_levels(name)
     if levels is None:
@@ -80,7 +80,7 @@ def count_switches(collective: str, algorithm: str | None, ranks: int, ranks_per
     return nodes * REGISTERED[levels.inner].switches + REGISTERED[levels.outer].switches
 
 
-def build_schedule(
+def build_message_schedule(
     collective: str,
     group: Sequence[int] | int,
     message_bytes: float,
@@ -89,7 +89,7 @@ def build_schedule(
     chunks: int = 1,
     ranks_per_node: int | None = None,
     switches: Sequence[str] = (),
-) -> Schedule:
+) -> MessageSchedule:
     """Return the messages of one collective.
 
     Raises InputError as ``choose_algorithm``; or when a rank comes twice, a number makes no sense, switches are too few

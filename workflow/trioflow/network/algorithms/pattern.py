@@ -28,7 +28,7 @@ class Waits(NamedTuple):
 
 def assemble(
     pattern: Pattern, algorithm: str, collective: str, endpoints: tuple[int | str, ...], message_bytes: float
-) -> Schedule:
+) -> MessageSchedule:
     """Turn a pattern into a schedule; the endpoints are ranks, then switches."""
     if pattern.previous is None:
         messages, after_first, after = _order_with_joins(pattern, len(endpoints))
@@ -38,7 +38,7 @@ def assemble(
         after_first = count_up(waiting)
         after = previous[waiting].astype(np.int32)
     block_bytes = message_bytes / pattern.pieces
-    return Schedule(
+    return MessageSchedule(
         algorithm,
         collective,
         endpoints,
@@ -54,7 +54,7 @@ def assemble(
     )
 
 
-def _order(messages: Messages, previous: Offsets) -> tuple[Messages, Offsets]:
+def _order(messages: PatternMessages, previous: Offsets) -> tuple[PatternMessages, Offsets]:
     """Return messages by step, and the one that each waits for, or -1."""
     if np.all(messages.step[1:] >= messages.step[:-1]):
         return messages, previous
@@ -65,7 +65,7 @@ def _order(messages: Messages, previous: Offsets) -> tuple[Messages, Offsets]:
     return _pick(messages, order), place[previous[order]]
 
 
-def _order_with_joins(pattern: Pattern, members: int) -> tuple[Messages, Offsets, Index]:
+def _order_with_joins(pattern: Pattern, members: int) -> tuple[PatternMessages, Offsets, Index]:
     """Return messages and joins by step, and what each waits for."""
     messages = pattern.messages
     waits = _derive_waits(messages, members, len(pattern.origin))
@@ -73,7 +73,7 @@ def _order_with_joins(pattern: Pattern, members: int) -> tuple[Messages, Offsets
     joined = concatenate(
         [
             messages,
-            Messages(
+            PatternMessages(
                 waits.join_step,
                 waits.join_member,
                 waits.join_member,
@@ -93,9 +93,9 @@ def _order_with_joins(pattern: Pattern, members: int) -> tuple[Messages, Offsets
     return _pick(joined, order), after_first, after
 
 
-def _pick(messages: Messages, order: Offsets) -> Messages:
+def _pick(messages: PatternMessages, order: Offsets) -> PatternMessages:
     lengths = np.diff(messages.first)[order]
-    return Messages(
+    return PatternMessages(
         messages.step[order],
         messages.source[order],
         messages.target[order],
@@ -106,7 +106,7 @@ def _pick(messages: Messages, order: Offsets) -> Messages:
     )
 
 
-def _derive_waits(messages: Messages, members: int, blocks: int) -> Waits:
+def _derive_waits(messages: PatternMessages, members: int, blocks: int) -> Waits:
     """Find what each message waits for: whoever brought what it carries.
 
     A read at the source needs the writes of smaller steps since the last one that replaced the block; nothing where the
@@ -140,7 +140,7 @@ def _derive_waits(messages: Messages, members: int, blocks: int) -> Waits:
     return _connect(messages, row[needs], low[needs], before[needs], row[writes])
 
 
-def _connect(messages: Messages, reader: Offsets, low: Offsets, high: Offsets, writer: Offsets) -> Waits:
+def _connect(messages: PatternMessages, reader: Offsets, low: Offsets, high: Offsets, writer: Offsets) -> Waits:
     """Join readers with writers ``writer[low:high]``, straight or through a join."""
     _, group, size = np.unique(low * (len(writer) + 1) + high, return_inverse=True, return_counts=True)
     width, sharing = high - low, size[group]
@@ -179,7 +179,7 @@ class Contents:
 
 
 @dataclass(frozen=True, eq=False)
-class Schedule:
+class MessageSchedule:
     """Messages of one collective, in an order in which nothing waits for a later row."""
 
     # What the messages carry out
@@ -230,7 +230,7 @@ def pack_waits(waiter: Offsets, awaited: Offsets, messages: int) -> tuple[Offset
     return count_up(np.bincount(rows, minlength=messages)), (code - rows * messages).astype(np.int32)
 
 
-def order_connections(schedule: Schedule) -> Schedule:
+def order_connections(schedule: MessageSchedule) -> MessageSchedule:
     """Let each connection (channel, source, target) carry one message at a time, in the order of the rows.
 
     Fairly shared links would let all chunks of a pipeline leave at once and arrive together.
@@ -254,8 +254,8 @@ _MOST_ENTRIES = 1 << 28
 
 
 @dataclass(frozen=True, eq=False)
-class Messages:
-    """Columns as in ``Schedule`` and ``Contents``; what arrived at the source in smaller steps is seen."""
+class PatternMessages:
+    """Columns as in ``MessageSchedule`` and ``Contents``; what arrived at the source in smaller steps is seen."""
 
     step: Index
     source: Index
@@ -274,7 +274,7 @@ class Pattern:
     """An algorithm on members 0 to n - 1, of which 0 is the root."""
 
     members: int  # ranks
-    messages: Messages  # what they send
+    messages: PatternMessages  # what they send
     # As in ``Contents`` [blocks]
     origin: Index
     destination: Index
@@ -314,7 +314,7 @@ def make_messages(
     chunks: int = 1,
     lag: int = 0,
     reduces: bool = False,
-) -> Messages:
+) -> PatternMessages:
     """Make a batch of messages that carry equally many blocks.
 
     Each of ``parts`` is cut into ``chunks`` messages, ``lag`` steps apart; block ``part * chunks + k`` is chunk k of a
@@ -330,7 +330,7 @@ def make_messages(
         return np.ascontiguousarray(wide + shift * chunk).reshape(-1).astype(np.int32)
 
     count = rows * chunks
-    return Messages(
+    return PatternMessages(
         column(step, lag),
         column(source),
         column(target),
@@ -350,7 +350,7 @@ def check_entries(count: int) -> None:
         )
 
 
-def concatenate(batches: Sequence[Messages]) -> Messages:
+def concatenate(batches: Sequence[PatternMessages]) -> PatternMessages:
     """Put batches one after another, as they are."""
     kinds = {"step": np.int32, "source": np.int32, "target": np.int32, "channel": np.int8, "reduces": np.bool_}
     columns: dict[str, Any] = {
@@ -358,10 +358,10 @@ def concatenate(batches: Sequence[Messages]) -> Messages:
         for name, kind in {**kinds, "block": np.int32}.items()
     }
     lengths = np.concatenate([np.zeros(0, dtype=np.int64), *(np.diff(batch.first) for batch in batches)])
-    return Messages(first=count_up(lengths), **columns)
+    return PatternMessages(first=count_up(lengths), **columns)
 
 
-def in_sequence(phases: Sequence[Messages]) -> Messages:
+def in_sequence(phases: Sequence[PatternMessages]) -> PatternMessages:
     """Put phases one after another in steps too; their messages wait for data only."""
     shifted, steps = [], 0
     for phase in phases:
@@ -370,12 +370,12 @@ def in_sequence(phases: Sequence[Messages]) -> Messages:
     return concatenate(shifted)
 
 
-def _count_steps(messages: Messages) -> int:
+def _count_steps(messages: PatternMessages) -> int:
     """Return how many steps messages span, from step 0."""
     return int(messages.step.max(initial=-1)) + 1
 
 
-def reverse(messages: Messages, reduces: bool) -> Messages:
+def reverse(messages: PatternMessages, reduces: bool) -> PatternMessages:
     """Run messages backwards in time and direction; scatter becomes gather, with copies.
 
     Where each block spreads to every rank once (all_gather, broadcast), its way is a tree, which backwards collects
@@ -391,7 +391,7 @@ def reverse(messages: Messages, reduces: bool) -> Messages:
     )
 
 
-def embed(messages: Messages, members: ArrayLike, blocks: ArrayLike) -> Messages:
+def embed(messages: PatternMessages, members: ArrayLike, blocks: ArrayLike) -> PatternMessages:
     """Give messages other members, and each of their blocks a set of blocks."""
     place = np.asarray(members, dtype=np.int32)
     table = np.asarray(blocks, dtype=np.int32)

@@ -31,7 +31,7 @@ import pandas as pd
 
 from trioflow.base.errors import PlanError
 from trioflow.base.units import ns_to_s
-from trioflow.costmodel.features import FEATURES, OperatorModel, plain_name
+from trioflow.costmodel.features import FEATURES, OperatorModel, plain_operator_name
 from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.reference import OperatorTimes, Reference
 from trioflow.parallel.splits.tensor_split import SharedAttention, TensorSplit
@@ -52,7 +52,7 @@ def find_attentions(trace: ModelGraph) -> dict[int, tuple[list[int], list[tuple[
     """Return the fused attentions: inputs' places and shapes [samples, heads, tokens, size] of q, k, v; the forward operator."""
     found = {}
     for row in (row for row in trace.rows if row.phase in ("forward", "backward")):
-        name, backward = plain_name(row.name)
+        name, backward = plain_operator_name(row.name)
         places = [i for i, shape in enumerate(row.input_shapes) if len(shape) == 4][backward : backward + 3]
         if "attention" in name and len(places) == 3:
             shapes = [tuple(row.input_shapes[i]) for i in places]

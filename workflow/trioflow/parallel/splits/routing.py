@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import InputError, PlanError, TableError
 from trioflow.base.input_files import read_text
-from trioflow.costmodel.features import plain_name
+from trioflow.costmodel.features import plain_operator_name
 from trioflow.parallel.model_graph import ModelGraph, Operator, of_model
 from trioflow.parallel.splits.tensor_split import list_untrained
 from trioflow.trace.store import Trace
@@ -70,7 +70,7 @@ def find_expert_layers(trace: ModelGraph) -> list[ExpertLayer]:
     size, producer = trace.size, trace.tensors["producer_op_id"].tolist()
     found: dict[str, list[Operator]] = {}
     for row in trace.forward:
-        if plain_name(row.name)[0] in _GROUPED and row.weights and row.output_ids:
+        if plain_operator_name(row.name)[0] in _GROUPED and row.weights and row.output_ids:
             found.setdefault(row.module.rpartition(".")[0], []).append(row)
     copied = {layer: _look_through_casts(trace, rows[0].input_ids[0]) for layer, rows in found.items()}
     return [
@@ -92,7 +92,7 @@ def _look_through_casts(trace: ModelGraph, tensor: int) -> int:
     """Return the tensor that experts' tokens were cast from: they travel as they are."""
     made = trace.tensors["producer_op_id"].iloc[tensor]
     caster = None if pd.isna(made) else trace.rows[int(made)]
-    return caster.input_ids[0] if caster and plain_name(caster.name)[0] == _CAST else tensor
+    return caster.input_ids[0] if caster and plain_operator_name(caster.name)[0] == _CAST else tensor
 
 
 @of_model

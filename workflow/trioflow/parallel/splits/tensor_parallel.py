@@ -66,7 +66,7 @@ import pandas as pd
 
 from trioflow.base.errors import PlanError
 from trioflow.base.plan_row import TENSOR_STYLE, find_rank_program
-from trioflow.costmodel.features import FEATURES, class_of_name, plain_name
+from trioflow.costmodel.features import FEATURES, class_of_name, plain_operator_name
 from trioflow.parallel.model_graph import ModelGraph, Operator, of_model
 from trioflow.parallel.splits.context import split_context
 from trioflow.parallel.splits.pipeline import list_parameters
@@ -99,7 +99,7 @@ _STATISTIC_BYTES = 4
 """Loss statistics are single-precision numbers, one a token, in any precision of the step."""
 
 
-class Messages:
+class ExchangePlacer:
     """Places the exchanges of one split while its operators are visited in order."""
 
     def __init__(self, splitter: Splitter, split: TensorSplit) -> None:
@@ -453,7 +453,7 @@ class Splitter:
         if row.phase == "optimizer":
             return ""
         inputs = row.reads
-        kind, name = kind_of_module(row.module, self.rules), plain_name(row.name)[0]
+        kind, name = kind_of_module(row.module, self.rules), plain_operator_name(row.name)[0]
         if name in _SCALED and row.phase == "forward":
             self.scaled.add(row.op_id)
         if row.phase == "backward":
@@ -563,7 +563,7 @@ def split_operators(trace: ModelGraph, degree: int, *, sequence: bool = False, v
     found = find_vocabulary(trace, degree) if vocabulary else None
     splitter = Splitter(trace, degree, sequence, found)
     split = TensorSplit(trace.operators.copy())
-    messages = Messages(splitter, split)
+    messages = ExchangePlacer(splitter, split)
     # Cells of a frame are slow to write one by one.
     cells = {name: split.operators[name].tolist() for name in _CUT}
     for row in trace.rows:

@@ -227,10 +227,10 @@ def scale_work(operators: pd.DataFrame, shares: Shares) -> pd.DataFrame:
     rows = operators.index.get_indexer(pd.Index(chosen, dtype="int64"))
     if (rows < 0).any():
         raise KeyError(f"no operators {[chosen[i] for i in np.flatnonzero(rows < 0)]}")
-    return scale_rows(operators, rows, np.array([shares[op] for op in chosen], dtype=float))
+    return scale_operator_rows(operators, rows, np.array([shares[op] for op in chosen], dtype=float))
 
 
-def scale_rows(operators: pd.DataFrame, rows: NDArray[np.intp], factors: NDArray[np.float64]) -> pd.DataFrame:
+def scale_operator_rows(operators: pd.DataFrame, rows: NDArray[np.intp], factors: NDArray[np.float64]) -> pd.DataFrame:
     """Return a copy of the operators with factors on the work of some rows."""
     scaled: dict[str, Any] = {}
     for column in (*FEATURES, *(f"batch_{column}" for column in FEATURES)):

@@ -13,7 +13,7 @@ from math import prod
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import TENSOR_STYLE, find_rank_program
-from trioflow.costmodel.features import class_of_name, plain_name
+from trioflow.costmodel.features import class_of_name, plain_operator_name
 from trioflow.parallel.model_graph import ModelGraph, Operator, of_model
 from trioflow.parallel.splits.routing import leave_experts_whole
 from trioflow.parallel.splits.tensor_split import find_loss, kind_of_module, list_untrained, with_rules
@@ -145,7 +145,7 @@ _REDUCED = {"softmax": 2, "loss": 1}
 
 def _find_statistics(behind: Sequence[Operator]) -> dict[int, int]:
     """Return how many all-reduces of one number a token follow each operator of the loss; PlanError without a loss of words."""
-    whole = [3 * plain_name(row.name)[0].startswith("cross_entropy") for row in behind]
+    whole = [3 * plain_operator_name(row.name)[0].startswith("cross_entropy") for row in behind]
     counts = (one or _REDUCED.get(class_of_name(row.name), 0) for one, row in zip(whole, behind, strict=True))
     found = {row.op_id: count for row, count in zip(behind, counts, strict=True) if count}
     if sum(found.values()) < 3:

@@ -38,7 +38,7 @@ from trioflow.base.precision_recipes import RECIPES, PrecisionRecipe, choose_rec
 from trioflow.base.provenance import digest_modules
 from trioflow.base.settings import CONFIGURED, LANGUAGE
 from trioflow.tables import records
-from trioflow.trace.language.sizes import BLOCKS, GRADIENTS, LanguageModel, LanguageStep, Network
+from trioflow.trace.language.sizes import BLOCKS, GRADIENTS, ConfiguredModel, LanguageModel, LanguageStep
 from trioflow.trace.repeat import repeat_block
 from trioflow.trace.store import Trace, check_trace, pack_trace, read_pack, save_trace
 
@@ -266,7 +266,7 @@ def make_trace(model: LanguageModel, step: LanguageStep) -> Trace:
     return _keep(model.name, [asdict(model), asdict(step)], lambda: _capture(model, step))
 
 
-def make_network_trace(network: Network, asked: Mapping[str, Any]) -> Trace:
+def make_network_trace(network: ConfiguredModel, asked: Mapping[str, Any]) -> Trace:
     """Return the operators of a training step of a network that transformers or diffusers builds, without times.
 
     ``asked``: fields of `LanguageStep`; without ``sequence`` the configuration's own. The trace is kept as by `make_trace`. Raises

@@ -14,16 +14,16 @@ from trioflow.base.input_files import LARGEST_JSON_BYTES, parse_json, parse_toml
 from trioflow.base.plugins import load_plugins
 from trioflow.base.provenance import read_table
 from trioflow.base.yaml_files import parse_yaml
-from trioflow.trace.language.sizes import Configuration, ConfigurationFile, LanguageModel, LanguageStep, Network
+from trioflow.trace.language.sizes import Configuration, ConfigurationFile, ConfiguredModel, LanguageModel, LanguageStep
 from trioflow.trace.store import Trace
 
 READER_GROUP = "trioflow.configurations"
-"""Group of functions that return the `Configuration` or `Network` of a `ConfigurationFile`, None for another's."""
+"""Group of functions that return the `Configuration` or `ConfiguredModel` of a `ConfigurationFile`, None for another's."""
 _HUGGINGFACE = "config.json"
 YAML, TEXT, TOML = (".yaml", ".yml"), (".sh", ".txt", ".args"), ".toml"
 
 
-def find_configuration(name: str | Path) -> Configuration | Network | None:
+def find_configuration(name: str | Path) -> Configuration | ConfiguredModel | None:
     """Return the configuration that a published name or a path stands for; None where it is something else.
 
     Files: Hugging Face's JSON (or its folder), and those of other readers. Raises InputError when one is not such a
@@ -52,11 +52,11 @@ def open_configuration(text: str, file: str) -> ConfigurationFile:
     return ConfigurationFile(name or path.stem, file, text, content if isinstance(content, Mapping) else {})
 
 
-def parse_configuration(text: str, file: str) -> Configuration | Network:
+def parse_configuration(text: str, file: str) -> Configuration | ConfiguredModel:
     """Return what a configuration's text says; InputError where it is none, or of something that is not built."""
     opened = open_configuration(text, file)
     for read in load_plugins(READER_GROUP, what="reader of configurations"):
-        configuration: Configuration | Network | None = read(opened)
+        configuration: Configuration | ConfiguredModel | None = read(opened)
         if configuration:
             return configuration
     raise InputError(
@@ -68,7 +68,7 @@ def parse_configuration(text: str, file: str) -> Configuration | Network:
     )
 
 
-def trace_of(found: Configuration | Network, asked: Mapping[str, Any]) -> Trace:
+def trace_of(found: Configuration | ConfiguredModel, asked: Mapping[str, Any]) -> Trace:
     """Return the trace of a configuration's training step; what is ``asked`` of a ``LanguageStep`` wins over the file.
 
     A sequence that nobody gives is the model's usual one, and ``sequence_assumed`` in the facts, as
@@ -77,7 +77,7 @@ def trace_of(found: Configuration | Network, asked: Mapping[str, Any]) -> Trace:
     from trioflow.trace.language.make import make_network_trace, make_trace  # a recorded trace needs neither
 
     asked = {name: value for name, value in asked.items() if value is not None}
-    if isinstance(found, Network):
+    if isinstance(found, ConfiguredModel):
         return make_network_trace(found, asked)
     stated = {**found.step, **asked}
     trace = make_trace(found.model, LanguageStep(**{"sequence": found.usual_sequence, **stated}))

@@ -76,7 +76,7 @@ class Configuration:
 
 
 @dataclass(frozen=True)
-class Network:
+class ConfiguredModel:
     """A network that is no decoder of our own: its ``config.json``, of which another library builds it.
 
     ``content``: the file's text; ``kind``: its ``model_type``, or its class in diffusers.
