@@ -7,14 +7,14 @@ import pandas as pd
 from trioflow.base.runs import count_up
 from trioflow.engine.folding.fold import CannotFoldError, add_up, mix
 from trioflow.engine.program import ExchangeRows, Ints
-from trioflow.parallel.task_graph import Family, Fold, FoldedTaskGraph, TaskGraph
+from trioflow.parallel.task_graph import Family, Fold, TaskGraph
 
 _NONE = -1
 
 
-def fold_tables(graph: TaskGraph) -> FoldedTaskGraph:
+def fold_tables(graph: TaskGraph) -> TaskGraph:
     """Return a graph with its identical ranks kept once; CannotFoldError as ``find_fold``."""
-    return FoldedTaskGraph(find_fold(graph))
+    return TaskGraph.of_fold(find_fold(graph))
 
 
 def find_fold(graph: TaskGraph) -> Fold:
@@ -24,7 +24,7 @@ def find_fold(graph: TaskGraph) -> Fold:
     What they do is compared as hashes first; that the classes found are right is then checked task by task.
     """
     lanes = _Lanes(graph)
-    rows = ExchangeRows(graph.tasks)
+    rows = ExchangeRows(graph.task_columns)
     if any(flags.any() for flags in rows.find_faults().values()):
         raise CannotFoldError("the tasks of an exchange do not fit together")
     exchange_of = np.full(len(lanes.rank), _NONE, dtype=np.int64)

@@ -17,7 +17,7 @@ from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import BUILDERS
 from trioflow.hardware.topologies.nodes import build_rail_optimised
-from trioflow.parallel.task_graph import FoldedTaskGraph, TaskGraph, TaskGraphBuilder
+from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "gather")
 STREAMS = ("compute", "communication", "copy")
@@ -145,7 +145,7 @@ def compare(graph: TaskGraph, platform: Platform, **options: Any) -> bool:
         return False
     whole, folded = say(fold.whole, platform, engine="compiled", **options), False
     for engine in ("reference", "compiled"):
-        once = say(FoldedTaskGraph(fold), platform, engine=engine, **options)
+        once = say(TaskGraph.of_fold(fold), platform, engine=engine, **options)
         if isinstance(whole, str):
             assert once == whole
             continue

@@ -21,7 +21,7 @@ ABSENT = -1
 class Texts:
     """A column of text that holds each different text once."""
 
-    codes: NDArray[np.int32]  # place in ``words`` of each row's text, ABSENT where it is missing [rows]
+    codes: NDArray[np.signedinteger]  # place in ``words`` of each row's text, ABSENT where it is missing [rows]
     words: Sequence[str]
 
     @classmethod
@@ -34,14 +34,24 @@ class Texts:
     def __len__(self) -> int:
         return len(self.codes)
 
+    def __getitem__(self, row: int | np.integer) -> str | None:
+        return None if self.codes[row] == ABSENT else self.words[self.codes[row]]
+
     def take(self, rows: NDArray[Any] | slice) -> Texts:
         """Return some rows: by place, by mask or a slice."""
         return Texts(self.codes[rows], self.words)
 
+    def put(self, rows: NDArray[Any], texts: Iterable[str]) -> Texts:
+        """Return the column with other texts in some rows, each its own."""
+        new, codes = Texts.of([*self.words, *texts]), self.codes.copy()
+        codes[rows] = new.codes[len(self.words) :]
+        return Texts(codes, new.words)
+
     def isin(self, words: Iterable[str]) -> NDArray[np.bool_]:
         """Return which rows are one of some words [rows]."""
         chosen = set(words)
-        return np.array([word in chosen for word in self.words] + [False])[self.codes]
+        rows: NDArray[np.bool_] = np.array([word in chosen for word in self.words] + [False])[self.codes]
+        return rows
 
     def tolist(self) -> list[str | None]:
         """Return every row's text, None where it is missing."""
@@ -72,6 +82,11 @@ class Columns(Mapping[str, Column]):
         """Number of rows."""
         return len(next(iter(self._columns.values()), ()))
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of the rows; texts are few [bytes]."""
+        return sum(c.codes.nbytes if isinstance(c, Texts) else c.nbytes for c in self._columns.values())
+
     def take(self, rows: NDArray[Any] | slice) -> Columns:
         """Return some rows: by place, by mask or a slice."""
         taken = {name: c.take(rows) if isinstance(c, Texts) else c[rows] for name, c in self._columns.items()}
@@ -96,11 +111,12 @@ class Columns(Mapping[str, Column]):
         import pandas as pd
 
         columns: dict[str, Any] = {
-            name: pd.Series(c.tolist(), dtype="str") if isinstance(c, Texts) else c for name, c in self._columns.items()
+            name: pd.array([*c.words, None], dtype="str").take(c.codes) if isinstance(c, Texts) else c
+            for name, c in self._columns.items()
         }
         for name in set(nullable) & columns.keys():
             columns[name] = pd.arrays.IntegerArray(columns[name], columns[name] == ABSENT)
-        return pd.DataFrame(columns, copy=False)
+        return pd.DataFrame(columns)  # a copy, so that who changes it does not change the columns
 
 
 def read_arrow_column(column: pa.ChunkedArray) -> Any:

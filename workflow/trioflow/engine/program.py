@@ -8,24 +8,27 @@ What an engine executes, plain numbers checked once, and what it returns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.columns import ABSENT, Columns, Texts
 from trioflow.base.errors import SimulationError
-from trioflow.base.runs import count_up
+from trioflow.base.runs import count_up, find_firsts, number_keys
 from trioflow.hardware.machine import Platform
 from trioflow.network.collectives import CollectiveFlows, CollectivePlanner
 from trioflow.network.message_planner import CollectiveMessages, CollectiveRounds
 from trioflow.network.networks import NEVER_S
-from trioflow.parallel.task_graph import TaskGraph
+from trioflow.parallel.task_graph import TaskGraph, make_frame
 from trioflow.tables import records
+
+if TYPE_CHECKING:
+    pass
 
 
 def _read_first_word(name: str) -> str:
@@ -39,6 +42,11 @@ def read_group(text: str) -> tuple[int, ...] | None:
         return tuple(int(rank) for rank in text.split(","))
     except ValueError:
         return None
+
+
+def _list_rows(tasks: Columns, rows: Ints) -> list[dict[str, Any]]:
+    """Return some tasks as dictionaries, for messages."""
+    return records(make_frame(tasks.take(rows)))
 
 
 def _name_task(row: dict[str, Any]) -> str:
@@ -100,7 +108,6 @@ SEND, RECV, COLLECTIVE, OTHER = range(4)
 _SHOWN_TASKS = 4
 """Tasks of an exchange that an error names."""
 _NONE = -1
-_NULL = int(np.iinfo(np.int64).min)
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -138,7 +145,7 @@ class Exchanges:
         return replace(self, plans=plans, durations_s=self.durations_s * factor)
 
 
-def make_exchanges(tasks: pd.DataFrame, planner: CollectivePlanner) -> Exchanges:
+def make_exchanges(tasks: Columns, planner: CollectivePlanner) -> Exchanges:
     """Join the tasks of one ``match_id`` into exchanges; ``planner`` is asked once for each different one.
 
     Raises SimulationError when members do not fit together, or there is neither a size nor durations.
@@ -147,7 +154,7 @@ def make_exchanges(tasks: pd.DataFrame, planner: CollectivePlanner) -> Exchanges
     faults = rows.find_faults()
     for match in np.flatnonzero(np.logical_or.reduce([*faults.values()]))[:1].tolist():
         fault = next(word for word in _FAULTS if faults[word][match])
-        members = records(tasks.iloc[rows.task[rows.first[match] : rows.first[match + 1]]])
+        members = _list_rows(tasks, rows.task[rows.first[match] : rows.first[match + 1]])
         raise SimulationError(_describe_fault(fault, members))
     plan_of, firsts = rows.number_plans(rows.find_groups())
     plans: list[ExchangePlan] = []
@@ -158,7 +165,7 @@ def make_exchanges(tasks: pd.DataFrame, planner: CollectivePlanner) -> Exchanges
             plan = planner.build(collective, rows.read_size(match), group)
         except SimulationError as problem:
             first, last = rows.first[match], rows.first[match + 1]
-            waiting = [_name_task(row) for row in records(tasks.iloc[rows.task[first:last][:_SHOWN_TASKS]])]
+            waiting = [_name_task(row) for row in _list_rows(tasks, rows.task[first:last][:_SHOWN_TASKS])]
             more = f" and {last - first - _SHOWN_TASKS} more" if last - first > _SHOWN_TASKS else ""
             raise SimulationError(f"{', '.join(waiting)}{more}: {problem}") from None
         plans.append(plan)
@@ -167,48 +174,32 @@ def make_exchanges(tasks: pd.DataFrame, planner: CollectivePlanner) -> Exchanges
     return rows.assemble(plans, plan_of, confidences, warnings)
 
 
-def _number(*columns: Ints) -> Ints:
-    """Give equal rows of some columns equal numbers, in the order in which they first appear."""
-    codes = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        part, found = pd.factorize(column)
-        codes = pd.factorize(codes * (len(found) + 1) + part)[0]
-    return codes
-
-
 class ExchangeRows:
     """The tasks of exchanges as columns, match by match in the order in which these appear."""
 
-    def __init__(self, tasks: pd.DataFrame) -> None:
-        kinds, kind_names = pd.factorize(tasks["kind"])
-        known = {"send": SEND, "recv": RECV, "collective": COLLECTIVE}
-        known |= dict.fromkeys(_TIMED_KINDS, _NONE)
-        kind = np.array([known.get(str(name), OTHER) for name in kind_names], dtype=np.int64)[kinds]
+    def __init__(self, tasks: Columns) -> None:
+        known = {"send": SEND, "recv": RECV, "collective": COLLECTIVE, **dict.fromkeys(_TIMED_KINDS, _NONE)}
+        kinds = tasks["kind"]
+        kind = np.array([known.get(word, OTHER) for word in kinds.words], dtype=np.int64)[kinds.codes]
         task = np.flatnonzero(kind != _NONE)
-        absent = tasks["match_id"].isna().to_numpy(dtype=bool)[task]
-        if absent.any():
-            row = records(tasks.iloc[[task[int(np.argmax(absent))]]])[0]
+        match = tasks["match_id"][task]
+        if (match == ABSENT).any():
+            row = _list_rows(tasks, task[match == ABSENT][:1])[0]
             raise SimulationError(f"{_name_task(row)} has no match_id, so nothing can join it")
-        # Columns of text are not cut down to these rows, since that would copy the texts.
-        match_ids = tasks["match_id"].to_numpy(dtype=np.int64, na_value=_NULL)[task]
-        match = pd.factorize(match_ids)[0]
+        match = number_keys(match)
         order = np.argsort(match, kind="stable")
-        self.tasks = len(tasks)
-        self.task, self.match = task[order], match[order].astype(np.int64)
+        self.tasks = tasks.rows
+        self.task, self.match = task[order], match[order]
         self.first = count_up(np.bincount(match))
         self.kind = kind[self.task]
-        self.rank, self.size, self.peer = (
-            tasks[column].to_numpy(dtype=np.int64, na_value=_NULL)[self.task]
-            for column in ("rank", "message_bytes", "peer")
-        )
-        self.duration_s = tasks["duration_s"].to_numpy(np.float64, na_value=math.nan)[self.task]
-        self.name, names = _read_codes(tasks["name"], self.task)
-        self.group, groups = _read_codes(tasks["group"], self.task)
+        columns = (tasks[name][self.task] for name in ("rank", "message_bytes", "peer", "duration_s"))
+        self.rank, self.size, self.peer, self.duration_s = columns
+        self.name, self.group = (tasks[name].codes[self.task] for name in ("name", "group"))
         # A collective's name begins with the word that says which one it is.
-        words = pd.factorize(np.array([*(_read_first_word(name) for name in names), ""], dtype=object))
-        self.word = np.where(self.kind == COLLECTIVE, words[0][self.name], _NONE)
-        self._words: list[str] = list(words[1])
-        self._groups = [read_group(text) for text in groups]
+        words = Texts.of(map(_read_first_word, tasks["name"].words))
+        self.word = np.where(self.kind == COLLECTIVE, np.append(words.codes, _NONE)[self.name], _NONE)
+        self._words = words.words
+        self._groups = [read_group(text) for text in tasks["group"].words]
 
     def number_plans(self, groups: Ints) -> tuple[Ints, Ints]:
         """Give numbers to the different exchanges that have a size: collective, size and group.
@@ -217,12 +208,12 @@ class ExchangeRows:
         ``groups`` [matches].
         """
         begin = self.first[:-1]
-        sized = self.size[begin] != _NULL
+        sized = self.size[begin] != ABSENT
         plan_of = np.full(len(begin), _NONE, dtype=np.int64)
-        codes = _number(self.word[begin], self.size[begin], groups)
-        plan_of[sized] = pd.factorize(codes[sized])[0]
-        firsts = np.unique(plan_of, return_index=True)[1][int((~sized).any()) :]
-        return plan_of, firsts.astype(np.int64)
+        sizes, size = np.unique(self.size[begin], return_inverse=True)
+        keys = ((self.word[begin] + 1) * len(sizes) + size) * (int(groups.max(initial=0)) + 1) + groups
+        plan_of[sized] = number_keys(keys[sized])
+        return plan_of, find_firsts(plan_of)
 
     def assemble(
         self, plans: list[ExchangePlan], plan_of: Ints, confidences: list[tuple[str, int, str]], warnings: list[str]
@@ -231,7 +222,7 @@ class ExchangeRows:
         begin = self.first[:-1]
         of_task = np.full(self.tasks, _NONE, dtype=np.int64)
         of_task[self.task] = self.match
-        timed = self.size[begin] == _NULL
+        timed = self.size[begin] == ABSENT
         durations_s = np.zeros(len(begin))
         if timed.any():
             durations_s[timed] = np.maximum.reduceat(self.duration_s, begin)[timed]
@@ -243,7 +234,8 @@ class ExchangeRows:
         ends = self.rank[sender] * (int(self.rank.max(initial=0)) + 1) + self.rank[receiver]
         begin = self.first[:-1]
         joined = len(self._groups) + ends
-        return np.where(self.kind[begin] == COLLECTIVE, self.group[begin], joined)
+        numbers: Ints = np.where(self.kind[begin] == COLLECTIVE, self.group[begin], joined)
+        return numbers
 
     def read_size(self, match: int) -> int:
         """Return the size of a match that has one [bytes]."""
@@ -276,7 +268,7 @@ class ExchangeRows:
         pair &= np.diff(self.first) == 2
         lacking = np.logical_or.reduceat(np.isnan(self.duration_s), begin)
         wrong = np.logical_or.reduceat((self.duration_s < 0) | np.isinf(self.duration_s), begin)
-        timed = self.size[begin] == _NULL
+        timed = self.size[begin] == ABSENT
         found = {
             "kinds": ~collective & (most >= COLLECTIVE),
             "ends": ~pair & (most <= RECV),
@@ -288,7 +280,7 @@ class ExchangeRows:
         if whole:
             unread = np.array([group is None for group in self._groups] + [True])[self.group[begin]]
             one, other = self._find_ends()
-            peers = ((self.peer[a] != _NULL) & (self.peer[a] != self.rank[b]) for a, b in ((one, other), (other, one)))
+            peers = ((self.peer[a] != ABSENT) & (self.peer[a] != self.rank[b]) for a, b in ((one, other), (other, one)))
             found["group"], found["text"] = collective & self._differ(self.group), collective & unread
             found["members"], found["peer"] = collective & ~self._fit_groups(), pair & np.logical_or(*peers)
         return found
@@ -321,11 +313,6 @@ class ExchangeRows:
         other = np.minimum(one + 1, max(len(self.kind) - 1, 0))
         forward = self.kind[one] == SEND
         return np.where(forward, one, other), np.where(forward, other, one)
-
-
-def _read_codes(column: pd.Series[str], rows: Ints) -> tuple[Ints, list[str]]:
-    codes, found = pd.factorize(column)
-    return codes[rows].astype(np.int64), [str(text) for text in found]
 
 
 _SHOWN = 8
@@ -413,8 +400,8 @@ class Program:
     ranks: Ints  # rank of each task [tasks]
     streams: Ints  # number, in ``stream_names``, of the stream that each task runs in [tasks]
     stream_names: list[str]  # names of streams; a stream is one of a rank
-    names: pd.Series[str]  # name of each task, for messages
-    kinds: pd.Series[str]  # kind of each task
+    names: Texts  # name of each task, for messages
+    kinds: Texts  # kind of each task
     durations_s: Floats  # scaled duration of each task [tasks], 0 for members of exchanges [s]
     # Pairs [pairs] of a task and one that must have ended before it starts: first what the graph
     # says, then, for each task, the one before it in its stream
@@ -426,12 +413,6 @@ class Program:
     def events(self) -> int:
         """Starts and ends of tasks and of flows, when it has run."""
         return 2 * (len(self.ranks) + int(self.exchanges.flow_counts.sum()))
-
-    @cached_property
-    def works(self) -> tuple[Flags, Flags]:
-        """Which tasks keep a device, and which move data [tasks]."""
-        names = np.array([*self.stream_names, ""]) == COMPUTE_STREAM
-        return select_kinds(self.kinds, lambda: names[self.streams])
 
     @cached_property
     def missing(self) -> Ints:
@@ -455,7 +436,7 @@ class Program:
 
     def change_times(self, durations_s: Floats, exchanges: Exchanges) -> Program:
         """Return the same tasks with other times, and exchanges with other plans: who waits for whom is worked out once."""
-        known = {name: getattr(self, name) for name in ("works", "missing", "successors", "first_successors")}
+        known = {name: getattr(self, name) for name in ("missing", "successors", "first_successors")}
         other = copy(self)
         other.__dict__.update(known, durations_s=durations_s, exchanges=exchanges)
         return other
@@ -474,25 +455,7 @@ class Program:
     def describe(self, task: int) -> str:
         """Name a task for a message."""
         stream = self.stream_names[self.streams[task]]
-        return f"task {task} '{self.names.iloc[task]}' (rank {self.ranks[task]}, {stream})"
-
-
-def select_kinds(
-    kinds: pd.Series[str], on_compute_stream: Callable[[], NDArray[np.bool_]]
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return what ``result.select_compute`` and ``select_communication`` say of tasks of these kinds [tasks].
-
-    ``on_compute_stream`` is only called where there are host tasks.
-    """
-    codes, found = pd.factorize(kinds)
-    names = [str(name) for name in found]
-    computes, communicates, hosts = (
-        np.array([name in chosen for name in names] + [False])[codes]
-        for chosen in (("compute", "memcpy"), COMMUNICATION_KINDS, ("host",))
-    )
-    if "host" in names:
-        computes = computes | (hosts & on_compute_stream())
-    return computes, communicates
+        return f"task {task} '{self.names[task]}' (rank {self.ranks[task]}, {stream})"
 
 
 @dataclass(frozen=True)
@@ -518,11 +481,10 @@ def build_program(
     made already; ``compute_scale`` is on compute, memcpy and host durations, one or one per rank. Columns are checked
     at once; a row only to say what is wrong with it.
     """
-    tasks = graph.tasks
-    count = len(tasks)
-    if not np.array_equal(tasks["task_id"].to_numpy(), np.arange(count)):
+    tasks = graph.task_columns
+    if not np.array_equal(tasks["task_id"], np.arange(tasks.rows)):
         raise SimulationError("the tasks of the graph are not numbered 0, 1, 2, ... row by row")
-    rank_of = tasks["rank"].to_numpy(dtype=np.int64)
+    rank_of = tasks["rank"]
     beyond = (rank_of < 0) | (rank_of >= ranks)
     if beyond.any():
         raise SimulationError(
@@ -559,9 +521,9 @@ def build_programs(
     )
     programs = [first]
     for case, planner in zip(cases[1:], planners[1:], strict=True):
-        exchanges = planner if isinstance(planner, Exchanges) else make_exchanges(graph.tasks, planner)
+        exchanges = planner if isinstance(planner, Exchanges) else make_exchanges(graph.task_columns, planner)
         scales = _spread_scale(case.compute_scale, platform.ranks)
-        durations_s = _read_durations(graph.tasks, first.ranks, exchanges) * scales[first.ranks]
+        durations_s = _read_durations(graph.task_columns, first.ranks, exchanges) * scales[first.ranks]
         programs.append(first.change_times(durations_s, exchanges))
     return programs
 
@@ -581,28 +543,26 @@ def _spread_scale(scale: float | Sequence[float], ranks: int) -> Floats:
     return np.array(scales, dtype=np.float64)
 
 
-def _place_tasks(tasks: pd.DataFrame, communication_on_compute_stream: bool) -> tuple[Ints, list[str]]:
+def _place_tasks(tasks: Columns, communication_on_compute_stream: bool) -> tuple[Ints, list[str]]:
     """Return the number of the stream that every task runs in, and the streams' names."""
-    codes, found = pd.factorize(tasks["stream"])
-    names = [str(name) for name in found]
+    codes, names = tasks["stream"].codes.astype(np.int64), [*tasks["stream"].words]
     if communication_on_compute_stream:
-        moved = (tasks["kind"] == "collective").to_numpy(dtype=bool)
         if COMPUTE_STREAM not in names:
             names.append(COMPUTE_STREAM)
-        codes = np.where(moved, names.index(COMPUTE_STREAM), codes)
-    return codes.astype(np.int64), names
+        codes[tasks["kind"].isin(["collective"])] = names.index(COMPUTE_STREAM)
+    return codes, names
 
 
-def _read_durations(tasks: pd.DataFrame, rank_of: Ints, exchanges: Exchanges) -> Floats:
+def _read_durations(tasks: Columns, rank_of: Ints, exchanges: Exchanges) -> Floats:
     """Return the duration of every task by itself, and 0 for members of exchanges [s]."""
-    durations_s = tasks["duration_s"].to_numpy(dtype=np.float64, na_value=math.nan)
+    durations_s = tasks["duration_s"]
     alone = exchanges.of_task < 0
     wrong = alone & ~((durations_s >= 0) & (durations_s < math.inf))
     if wrong.any():
         task = int(np.argmax(wrong))
         raise SimulationError(
-            f"task {task} '{tasks['name'].iloc[task]}' of rank {rank_of[task]} has the duration "
-            f"{durations_s[task]}; a {tasks['kind'].iloc[task]} task needs one in seconds"
+            f"task {task} '{tasks['name'][task]}' of rank {rank_of[task]} has the duration "
+            f"{durations_s[task]}; a {tasks['kind'][task]} task needs one in seconds"
         )
     return np.where(alone, durations_s, 0.0)
 
@@ -612,8 +572,8 @@ def collect_waits(graph: TaskGraph, lanes: Ints) -> tuple[Ints, Ints]:
 
     ``lanes``: a number for the rank and stream of each task [tasks]. SimulationError when a dependency names no task.
     """
-    count = len(lanes)
-    waiting, awaited = (graph.dependencies[column].to_numpy(dtype=np.int64) for column in ("task_id", "depends_on"))
+    count, waits = len(lanes), graph.wait_columns
+    waiting, awaited = waits["task_id"], waits["depends_on"]
     wrong = ((waiting < 0) | (waiting >= count)) | ((awaited < 0) | (awaited >= count))
     if wrong.any():
         row = int(np.argmax(wrong))
@@ -624,8 +584,8 @@ def collect_waits(graph: TaskGraph, lanes: Ints) -> tuple[Ints, Ints]:
     return (np.concatenate([waiting, order[1:][same]]), np.concatenate([awaited, order[:-1][same]]))
 
 
-def number_lanes(timeline: pd.DataFrame) -> Ints:
+def number_lanes(timeline: Columns) -> Ints:
     """Return a number for the rank and stream of each task of a timeline [tasks]."""
-    streams = pd.factorize(timeline["stream"])[0].astype(np.int64)
-    lanes: Ints = timeline["rank"].to_numpy(np.int64) * (int(streams.max(initial=0)) + 1) + streams
+    stream = timeline["stream"]
+    lanes: Ints = timeline["rank"] * (len(stream.words) + 1) + stream.codes
     return lanes

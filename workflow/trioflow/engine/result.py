@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import starmap
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.columns import Columns
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.base.runs import count_up, list_runs
 from trioflow.costmodel.uncertainty import CONFIDENCES
@@ -36,12 +36,14 @@ from trioflow.engine.program import (
     Program,
     collect_waits,
     number_lanes,
-    select_kinds,
 )
 from trioflow.hardware.machine import Link
 from trioflow.network.message_planner import CollectiveRounds
 from trioflow.network.networks import AnyNetwork, ContentionFreeNetwork, FairShareNetwork, FlowShape
-from trioflow.parallel.task_graph import TaskGraph
+from trioflow.parallel.task_graph import TaskGraph, make_frame, read_tasks
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,17 +117,19 @@ def measure_lanes(intervals: LaneIntervals, lanes: int) -> Floats:
     return totals_s.astype(np.float64)  # Integers where there are no intervals.
 
 
-def select_communication(timeline: pd.DataFrame) -> NDArray[np.bool_]:
+def select_communication(timeline: pd.DataFrame | Columns) -> NDArray[np.bool_]:
     """Return which tasks move data [tasks]: collectives, sends and receives, both ends ready."""
-    return timeline["kind"].isin(COMMUNICATION_KINDS).to_numpy(dtype=bool)
+    return np.asarray(timeline["kind"].isin(COMMUNICATION_KINDS), dtype=bool)
 
 
-def select_compute(timeline: pd.DataFrame) -> NDArray[np.bool_]:
+def select_compute(timeline: pd.DataFrame | Columns) -> NDArray[np.bool_]:
     """Return which tasks keep a device [tasks]: compute, memcpy, and host in a compute stream.
 
     Such a host task delays the next operator (on a CPU the two are one); one in a stream of its own does not.
     """
-    return select_kinds(timeline["kind"], lambda: (timeline["stream"] == COMPUTE_STREAM).to_numpy(dtype=bool))[0]
+    kind, stream = timeline["kind"], timeline["stream"]
+    computes, host = (np.asarray(kind.isin(chosen), dtype=bool) for chosen in (("compute", "memcpy"), ("host",)))
+    return np.asarray(computes | (host & np.asarray(stream.isin([COMPUTE_STREAM]), dtype=bool)))
 
 
 class RankTimes(NamedTuple):
@@ -202,11 +206,11 @@ def summarize_tasks(
     )
 
 
-def measure_concurrency(timeline: pd.DataFrame) -> list[float]:
+def measure_concurrency(timeline: pd.DataFrame | Columns) -> list[float]:
     """Return by rank the mean over its compute time of the share of other ranks that compute at once: 0 none, 1 all."""
-    found, rank = np.unique(timeline["rank"].to_numpy(np.int64), return_inverse=True)
-    start_s, end_s = (timeline[name].to_numpy(np.float64) for name in ("start_s", "end_s"))
-    compute = merge_lanes(_take(LaneIntervals(rank, start_s, end_s), select_compute(timeline)))
+    found, rank = np.unique(np.asarray(timeline["rank"], dtype=np.int64), return_inverse=True)
+    intervals = LaneIntervals(rank, *(np.asarray(timeline[name], dtype=np.float64) for name in ("start_s", "end_s")))
+    compute = merge_lanes(_take(intervals, select_compute(timeline)))
     ranks, total_s = len(found), measure_lanes(compute, len(found))
     shared_s = np.zeros(ranks)
     for away in range(1, ranks):  # beside each rank's compute that of the rank so many places on
@@ -216,7 +220,7 @@ def measure_concurrency(timeline: pd.DataFrame) -> list[float]:
     return list(np.divide(shared_s, possible_s, out=np.zeros(ranks), where=possible_s > 0))
 
 
-Columns = tuple[Ints, Floats, Floats, Floats, Ints, Ints]
+PieceColumns = tuple[Ints, Floats, Floats, Floats, Ints, Ints]
 """Link, begin, end, rate, flows and order of pieces."""
 
 
@@ -255,7 +259,7 @@ def gather_traffic(program: Program, execution: Execution, network: AnyNetwork) 
     )
 
 
-def _expand_flows(program: Program, execution: Execution) -> Columns:
+def _expand_flows(program: Program, execution: Execution) -> PieceColumns:
     """Return the pieces of flows, once for each link on their way, and each one's flow."""
     pieces = execution.pieces
     assert pieces is not None
@@ -289,10 +293,10 @@ def _expand_flows(program: Program, execution: Execution) -> Columns:
     )
 
 
-def _expand_rounds(program: Program, execution: Execution) -> list[Columns]:
+def _expand_rounds(program: Program, execution: Execution) -> list[PieceColumns]:
     """Return the pieces of collectives that were single events."""
     exchanges = program.exchanges
-    found: list[Columns] = []
+    found: list[PieceColumns] = []
     for exchange, number in enumerate(exchanges.plan_of.tolist()):
         plan = exchanges.plans[number] if number >= 0 else None
         if not isinstance(plan, CollectiveRounds):
@@ -375,8 +379,13 @@ class Executed:
     """The tasks that were executed: those of all ranks, or of one rank of each class."""
 
     graph: TaskGraph
-    timeline: pd.DataFrame  # columns of ``tables.TIMELINE``, a row for each task of the graph
+    timeline_columns: Columns  # of ``tables.TIMELINE``, a row for each task of the graph
     like: NDArray[np.int64]  # executed rank that does the same as each rank that has tasks [ranks]
+
+    @cached_property
+    def timeline(self) -> pd.DataFrame:
+        """The timeline as a table."""
+        return make_frame(self.timeline_columns)
 
 
 @dataclass(frozen=True)
@@ -386,20 +395,20 @@ class Result:
     ``traffic``: what crossed the links, with ``record_links``, for ``export.step_tables.measure_links`` and ``link_rates``.
     """
 
-    make_timeline: Callable[[], pd.DataFrame]
-    make_executed: Callable[[], Executed]
+    make_timeline: Callable[[], Columns]
+    executed: Executed  # small where identical ranks were executed once
     summary: Summary
     traffic: LinkTraffic | None = None
 
     @cached_property
-    def timeline(self) -> pd.DataFrame:
+    def timeline_columns(self) -> Columns:
         """Columns of ``tables.TIMELINE`` of all ranks, a row a task by ``task_id``; ``stream`` is the one in which it ran."""
         return self.make_timeline()
 
     @cached_property
-    def executed(self) -> Executed:
-        """What was executed, which is small where identical ranks were executed once."""
-        return self.make_executed()
+    def timeline(self) -> pd.DataFrame:
+        """The timeline of all ranks as a table."""
+        return make_frame(self.timeline_columns)
 
 
 _DECIDING_SHARE = 0.05
@@ -507,15 +516,14 @@ class DrawnGraph:
     ever.
     """
 
-    def __init__(self, graph: TaskGraph, timeline: pd.DataFrame) -> None:
-        check_size(len(timeline))
-        count = len(timeline)
-        match = timeline["match_id"].to_numpy(dtype=np.int64, na_value=-1)
-        keys = np.where(match >= 0, match, -1 - np.arange(count))
+    def __init__(self, graph: TaskGraph, timeline: pd.DataFrame | Columns) -> None:
+        timeline = read_tasks(timeline)
+        check_size(timeline.rows)
+        match = timeline["match_id"]
+        keys = np.where(match >= 0, match, -1 - np.arange(len(match)))
         _, self.item_of = np.unique(keys, return_inverse=True)
-        start_s, end_s = (timeline[name].to_numpy(dtype=np.float64) for name in ("start_s", "end_s"))
         self.lengths_s = np.zeros(int(self.item_of.max(initial=-1)) + 1)
-        self.lengths_s[self.item_of] = end_s - start_s
+        self.lengths_s[self.item_of] = timeline["end_s"] - timeline["start_s"]
         self._levels = list(_find_levels(self.item_of, *collect_waits(graph, number_lanes(timeline))))
 
     def run(self, groups: Ints, factors: Floats, own: Callable[[int], Floats] | None = None) -> Drawn:

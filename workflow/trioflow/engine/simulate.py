@@ -17,14 +17,14 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow import tables
 from trioflow.base.arguments import Flag, declare, documented, settle_fields
+from trioflow.base.columns import Columns, Texts
 from trioflow.base.derived import Derives, derived, key_of
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.base.experiments import Plan
@@ -54,6 +54,8 @@ from trioflow.engine.result import (
     keep_pieces,
     measure_shares,
     merge_lanes,
+    select_communication,
+    select_compute,
     summarize_tasks,
     warn_of_parts,
 )
@@ -73,7 +75,10 @@ from trioflow.network.networks import (
     make_network,
 )
 from trioflow.network.routing import find_router
-from trioflow.parallel.task_graph import Fold, FoldedTaskGraph, TaskGraph
+from trioflow.parallel.task_graph import Fold, TaskGraph
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 T = TypeVar("T")
 
@@ -166,17 +171,7 @@ def _make_program(plan: CollectiveMessages) -> Program:
     ends = np.array([0, 1], dtype=np.int64)
     exchanges = Exchanges(one, one, ends, [plan], one, np.zeros(1), [], [])
     name = plan.pattern.collective
-    return Program(
-        one,
-        one,
-        ["alone"],
-        pd.Series([name], dtype="str"),
-        pd.Series(["collective"], dtype="str"),
-        np.zeros(1),
-        none,
-        none,
-        exchanges,
-    )
+    return Program(one, one, ["alone"], Texts.of([name]), Texts.of(["collective"]), np.zeros(1), none, none, exchanges)
 
 
 def aggregate_program(program: Program, network: AnyNetwork) -> tuple[Program, int]:
@@ -304,7 +299,9 @@ class Prepared:
     def summarize(self, execution: Execution) -> TimelineSummary:
         """Sum up all ranks."""
         program = self.program
-        summary = summarize_tasks(program.ranks, *program.works, execution.start_s, execution.end_s)
+        tasks = Columns({"kind": program.kinds, "stream": Texts(program.streams, program.stream_names)})
+        works = select_compute(tasks), select_communication(tasks)
+        summary = summarize_tasks(program.ranks, *works, execution.start_s, execution.end_s)
         if self.folded is None:
             return summary
         fold = self.folded.fold
@@ -354,7 +351,7 @@ def prepare(
     ``unfolded_reason``: why identical ranks are not executed once where ``fold`` is False. ``make_network`` makes a new
     network of all links.
     """
-    graph_fold = graph.fold if isinstance(graph, FoldedTaskGraph) else None
+    graph_fold = graph.fold
     reason = UNKNOWN_RANKS if fold and graph_fold is None else unfolded_reason
     if fold and graph_fold is not None:
         try:
@@ -373,29 +370,19 @@ def prepare(
     return Prepared([one.stretch(communication_scale) for one in programs], make_network, None, reason)
 
 
-def _build_timeline(graph: TaskGraph, fold: Fold | None, program: Program, execution: Execution) -> pd.DataFrame:
+def _build_timeline(graph: TaskGraph, fold: Fold | None, program: Program, execution: Execution) -> Columns:
     """Return the timeline of all ranks: columns of ``tables.TIMELINE``."""
     if fold is None:
-        return _assemble(graph, program, execution)
+        return _assemble(graph.task_columns, program, execution)
     check_expansion(fold, "a timeline of them is asked for")
-    return _assemble(fold.whole, program, execution, fold.row_of_task)
+    return _assemble(fold.whole.task_columns, program, execution, fold.row_of_task)
 
 
-def _assemble(graph: TaskGraph, program: Program, execution: Execution, row: Any = slice(None)) -> pd.DataFrame:
+def _assemble(tasks: Columns, program: Program, execution: Execution, row: Any = slice(None)) -> Columns:
     """Return the timeline of tasks of which each ran as a row of what was executed."""
-    texts = pd.array(program.stream_names, dtype="str").take(program.streams[row])
-    timeline: pd.DataFrame = graph.tasks.reset_index(drop=True).assign(
-        stream=pd.Series(texts, dtype="str"), start_s=execution.start_s[row], end_s=execution.end_s[row]
-    )[tables.TIMELINE.names]
-    timeline.attrs = {}
-    return timeline
-
-
-def _build_executed(graph: TaskGraph, fold: Fold | None, program: Program, execution: Execution) -> Executed:
-    """Return the timeline of the tasks that were executed."""
-    kept = graph if fold is None else fold.graph
-    like = np.unique(program.ranks) if fold is None else fold.representatives[fold.class_of]
-    return Executed(kept, _assemble(kept, program, execution), like)
+    stream = Texts(program.streams[row], program.stream_names)
+    ran = tasks.replace(stream=stream, start_s=execution.start_s[row], end_s=execution.end_s[row])
+    return Columns({name: ran[name] for name in tables.TIMELINE.names})
 
 
 ENGINES = ("auto", "compiled", "reference")
@@ -616,11 +603,14 @@ def _read_result(graph: TaskGraph, platform: Platform, options: SimulationOption
         aggregated=None if algorithms is None else ran.aggregated,
         folded=folded is not None,
         unfolded_reason=ready.unfolded_reason,
-        executed_ranks=graph.tasks["rank"].nunique() if folded is None else len(folded.fold.representatives),
+        executed_ranks=len(np.unique(ran.program.ranks)) if folded is None else len(folded.fold.representatives),
         simulator_wall_s=ran.wall_s,
     )
-    of_run = (graph, None if folded is None else folded.fold, ready.program, execution)
-    return Result(partial(_build_timeline, *of_run), partial(_build_executed, *of_run), summary, traffic)
+    fold = None if folded is None else folded.fold
+    kept = graph if fold is None else fold.graph
+    like = np.unique(ran.program.ranks) if fold is None else fold.representatives[fold.class_of]
+    executed = Executed(kept, _assemble(kept.task_columns, ready.program, execution), like)
+    return Result(partial(_build_timeline, graph, fold, ready.program, execution), executed, summary, traffic)
 
 
 ROUNDS = 200
@@ -637,13 +627,12 @@ def _stretch_compute(graph: TaskGraph, slowdown: float, run: Callable[[TaskGraph
     Durations are stretched by the overlap of the run before until they agree with their own run, so any engine and
     network serve; a warning says if they had not settled.
     """
-    base_s = graph.tasks["duration_s"].to_numpy(dtype=float)
-    compute = ((graph.tasks["kind"] == "compute") & (graph.tasks["stream"] == "compute")).to_numpy()
+    tasks = graph.task_columns
+    base_s, compute = tasks["duration_s"], tasks["kind"].isin(["compute"]) & tasks["stream"].isin(["compute"])
     stretched_s = base_s
     for number in range(ROUNDS):
-        tasks = graph.tasks.assign(duration_s=stretched_s)
-        result = run(TaskGraph(tasks, graph.dependencies, graph.metadata))
-        overlap_s = measure_overlap(result.timeline)
+        result = run(TaskGraph(tasks.replace(duration_s=stretched_s), graph.wait_columns, graph.metadata))
+        overlap_s = measure_overlap(result.timeline_columns)
         wanted_s = np.where(compute, base_s + overlap_s * (1.0 - 1.0 / slowdown), base_s)
         moved_s = np.abs(wanted_s - stretched_s)[compute].max(initial=0.0)
         if moved_s <= CLOSE * result.summary.step_time_s:
@@ -655,14 +644,14 @@ def _stretch_compute(graph: TaskGraph, slowdown: float, run: Callable[[TaskGraph
     return replace(result, summary=replace(result.summary, warnings=warnings))
 
 
-def measure_overlap(timeline: pd.DataFrame) -> NDArray[np.float64]:
+def measure_overlap(timeline: pd.DataFrame | Columns) -> NDArray[np.float64]:
     """Return for how long collectives of its rank run beside each task [tasks] [s]."""
-    overlap_s = np.zeros(len(timeline))
-    columns = (timeline[name].to_numpy() for name in ("rank", "kind", "start_s", "end_s"))
-    rank, kind, start_s, end_s = columns
-    for one in np.unique(rank[kind == "collective"]):
+    overlap_s = np.zeros(len(timeline["rank"]))
+    rank, start_s, end_s = (np.asarray(timeline[name], dtype=np.float64) for name in ("rank", "start_s", "end_s"))
+    moves = np.asarray(timeline["kind"].isin(["collective"]), dtype=bool)
+    for one in np.unique(rank[moves]):
         of_rank = rank == one
-        bounds = ((kind == "collective") & of_rank).nonzero()[0]
+        bounds = (moves & of_rank).nonzero()[0]
         moving = merge_lanes(LaneIntervals(np.zeros_like(bounds), start_s[bounds], end_s[bounds]))
         times_s = np.column_stack([moving.start_s, moving.end_s]).ravel()
         # How much of the time until each of these instants is covered.

@@ -11,7 +11,7 @@ from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.program import Floats, Ints, collect_waits, number_lanes
 from trioflow.engine.result import LinkTraffic, Result
 from trioflow.hardware.machine import name_link
-from trioflow.parallel.task_graph import TaskGraph
+from trioflow.parallel.task_graph import TaskGraph, read_tasks
 from trioflow.tables import LINKS
 
 
@@ -30,7 +30,7 @@ def build_critical_path(graph: TaskGraph, timeline: pd.DataFrame, modules: Seque
     for column in ("rank", "stream"):
         same &= rows[column].to_numpy() == before[column].to_numpy()
     step_s = float(timeline["end_s"].max()) if len(timeline) else 0.0
-    operators = graph.tasks["op_id"].to_numpy(dtype=np.int64, na_value=-1)[tasks]
+    operators = graph.task_columns["op_id"][tasks]
     known = (operators >= 0) & (operators < len(modules))
     names = np.array([*modules, ""], dtype=object)
     path: pd.DataFrame = rows.assign(
@@ -45,13 +45,13 @@ def build_critical_path(graph: TaskGraph, timeline: pd.DataFrame, modules: Seque
 
 def _walk_back(graph: TaskGraph, timeline: pd.DataFrame) -> list[tuple[int, int]]:
     """Return the tasks of the critical path, each with the task that it waited for or -1."""
-    if not np.array_equal(timeline["task_id"].to_numpy(), graph.tasks["task_id"].to_numpy()):
+    if not np.array_equal(timeline["task_id"].to_numpy(), graph.task_columns["task_id"]):
         raise SimulationError("the timeline and the task graph have different tasks")
     if timeline.empty:
         return []
     end_s = timeline["end_s"].to_numpy(np.float64)
     exchange = _number_exchanges(timeline)
-    waiting, awaited = collect_waits(graph, number_lanes(timeline))
+    waiting, awaited = collect_waits(graph, number_lanes(read_tasks(timeline)))
     count = len(end_s)
     # Of what an exchange waits for, the latest; then the first task, then the first member.
     latest_s = np.full(count, -np.inf)

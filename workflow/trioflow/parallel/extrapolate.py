@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
+from trioflow.base.columns import ABSENT, Columns
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import find_rank_program, find_traits
 from trioflow.base.precision_recipes import MEGATRON
 from trioflow.base.provenance import read_json
+from trioflow.base.runs import find_firsts, number_keys
 from trioflow.base.units import format_bytes, ns_to_s, s_to_ns
 from trioflow.costmodel.choices import choose_times
 from trioflow.costmodel.device_times import find_launch_s, mention_launches, times_interval
@@ -68,7 +69,7 @@ from trioflow.parallel.splits.sharding import describe_units, partition_stages, 
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import TensorSplit
 from trioflow.parallel.splits.vocabulary import prepare_split
-from trioflow.parallel.task_graph import FoldedTaskGraph, GraphMetadata, TaskGraph, TimesOrigin
+from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TimesOrigin
 from trioflow.tables import PHASES
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace, load_trace
@@ -81,38 +82,46 @@ def release_sends(graph: TaskGraph, largest_bytes: float) -> TaskGraph:
     """Return a graph, folded as this one, whose messages of at most ``largest_bytes`` and of no given duration are eager."""
     if not largest_bytes or "recv" not in graph.kinds:
         return graph
-    fold = graph.fold if isinstance(graph, FoldedTaskGraph) else None
-    if fold is not None and fold.coarser is None:
-        return FoldedTaskGraph(replace(fold, graph=_release(fold.graph, largest_bytes)))
+    if graph.fold is not None and graph.fold.coarser is None:
+        return TaskGraph.of_fold(replace(graph.fold, graph=_release(graph.fold.graph, largest_bytes)))
     return _release(graph, largest_bytes)
 
 
 def _release(graph: TaskGraph, largest_bytes: float) -> TaskGraph:
-    tasks = graph.tasks
-    sizes = tasks["message_bytes"].to_numpy(dtype=np.float64, na_value=np.nan)
-    eager = (tasks["kind"] == "recv").to_numpy(dtype=bool) & (sizes <= largest_bytes)
-    # Each arrival stands before its wait.
-    place = np.arange(len(tasks)) + np.cumsum(eager)
-    wait = place[eager]
-    new = tasks.take(np.repeat(np.arange(len(tasks)), 1 + eager)).reset_index(drop=True)
-    new["task_id"] = pd.array(np.arange(len(new)), dtype="Int64")
-    lanes = tasks.loc[eager, ["rank", "stream", "peer"]].astype({"peer": object})
-    lane = lanes.groupby(["rank", "stream", "peer"], dropna=False, sort=False).ngroup()
-    number = lane.groupby(lanes["rank"]).rank("dense").astype(int) - 1
-    names = [f"{ARRIVALS} {n}" if n else ARRIVALS for n in number]
-    new.loc[wait - 1, "stream"] = names
-    new.loc[wait, "kind"] = "host"
-    new.loc[wait, "name"] = [f"wait for {name}" for name in tasks.loc[eager, "name"]]
-    new.loc[wait, "duration_s"] = 0.0
-    new.loc[wait, ["match_id", "peer", "message_bytes"]] = pd.NA
-    ends = np.vstack(
-        [
-            place[graph.dependencies[["task_id", "depends_on"]].to_numpy(dtype=np.int64)],
-            np.column_stack([wait, wait - 1]),
-        ]
+    tasks = graph.task_columns
+    eager = (
+        tasks["kind"].isin(["recv"]) & (tasks["message_bytes"] != ABSENT) & (tasks["message_bytes"] <= largest_bytes)
     )
-    ends = ends[np.argsort(ends[:, 0], kind="stable")]
-    return TaskGraph(new, pd.DataFrame(ends, columns=["task_id", "depends_on"]), graph.metadata)
+    # Each arrival stands before its wait.
+    place = np.arange(tasks.rows) + np.cumsum(eager)
+    wait = place[eager]
+    new = tasks.take(np.repeat(np.arange(tasks.rows), 1 + eager))
+    changed = {name: new[name].copy() for name in ("match_id", "peer", "message_bytes", "duration_s")}
+    for name, column in changed.items():
+        column[wait] = 0.0 if name == "duration_s" else ABSENT
+    released = new.replace(
+        task_id=np.arange(new.rows),
+        stream=new["stream"].put(wait - 1, _name_arrivals(tasks.take(eager))),
+        kind=new["kind"].put(wait, ["host"] * len(wait)),
+        name=new["name"].put(wait, [f"wait for {name}" for name in tasks["name"].take(eager).tolist()]),
+        **changed,
+    )
+    waits = graph.wait_columns
+    waiting, awaited = np.append(place[waits["task_id"]], wait), np.append(place[waits["depends_on"]], wait - 1)
+    order = np.argsort(waiting, kind="stable")
+    sorted_waits = Columns({"task_id": waiting[order], "depends_on": awaited[order]})
+    return TaskGraph(released, sorted_waits, graph.metadata)
+
+
+def _name_arrivals(receives: Columns) -> list[str]:
+    """Return the stream of each arrival: one for each stream and sender of a rank, numbered in the order in which they come first."""
+    rank, stream, peer = receives["rank"], receives["stream"], receives["peer"]
+    lane = number_keys((rank * len(stream.words) + stream.codes) * (int(peer.max(initial=0)) + 2) + peer + 1)
+    of_rank = rank[find_firsts(lane)]  # of each lane
+    order = np.argsort(of_rank, kind="stable")
+    number = np.empty_like(order)
+    number[order] = np.arange(len(order)) - np.searchsorted(of_rank[order], of_rank[order])
+    return [f"{ARRIVALS} {n}" if n else ARRIVALS for n in number[lane].tolist()]
 
 
 def holds_host(plan: Plan, framework: str) -> bool:

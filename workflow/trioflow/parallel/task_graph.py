@@ -21,18 +21,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow import tables
+from trioflow.base.columns import ABSENT, Column, Columns, Texts
 from trioflow.base.derived import Derives
 from trioflow.base.errors import InputError, PlanError, TableError
 from trioflow.base.plan_row import Plan
-from trioflow.base.runs import list_runs
+from trioflow.base.runs import find_firsts, list_runs, number_keys
 from trioflow.costmodel.uncertainty import Uncertainty
 from trioflow.parallel.plan import make_plan
 
 if TYPE_CHECKING:
+    import pandas as pd
     from networkx import DiGraph
 
 
@@ -114,39 +115,128 @@ _REMAKE = "make the task graph again"
 _OF_EXPERIMENTS = {"experiment", "operator_times"}
 
 
-@dataclass
-class TaskGraph:
-    """Tasks, what each waits for, and where the graph comes from; ``group`` is categorical, so a text stands once."""
+_TYPES = {cell.name: cell.type for cell in (*tables.TASKS, *tables.TIMELINE)}
 
-    # Columns of ``tables.TASKS``; ``task_id`` is the row number. Tasks of one (rank, stream) run in
-    # the order of ``task_id``, like kernels in a CUDA stream: a task starts when every task it
-    # depends on has ended and the task before it in its stream has ended.
-    tasks: pd.DataFrame
-    dependencies: pd.DataFrame
-    metadata: GraphMetadata = UNKNOWN
+
+def read_tasks(frame: pd.DataFrame | Columns) -> Columns:
+    """Return a table of tasks, or a timeline, as columns; further ones are left out."""
+    if isinstance(frame, Columns):
+        return frame
+    import pandas as pd
+
+    columns: dict[str, Column] = {}
+    for name in frame.columns.intersection([*_TYPES]):
+        if _TYPES[name] == tables.INT:
+            columns[name] = frame[name].to_numpy(np.int64, na_value=ABSENT)
+        elif _TYPES[name] == tables.FLOAT:
+            columns[name] = frame[name].to_numpy(np.float64, na_value=np.nan)
+        else:
+            codes, words = pd.factorize(frame[name])
+            columns[name] = Texts(codes.astype(np.int32), [str(word) for word in words])
+    return Columns(columns)
+
+
+def make_frame(columns: Columns) -> pd.DataFrame:
+    """Return columns of tasks, or a timeline, as a table; ``group`` is categorical, so a text stands once."""
+    import pandas as pd
+
+    frame = columns.to_frame(nullable=[name for name in columns if _TYPES[name] == tables.INT])
+    if "group" in columns:
+        group = columns["group"]
+        frame["group"] = pd.Categorical.from_codes(group.codes, categories=pd.Index(group.words, dtype="str"))
+    return frame
+
+
+class TaskGraph:
+    """Tasks, what each waits for, and where the graph comes from.
+
+    Columns of ``tables.TASKS``; ``task_id`` is the row number. Tasks of one (rank, stream) run in the order of
+    ``task_id``, like kernels in a CUDA stream: a task starts when every task it depends on has ended and the task before
+    it in its stream has ended.
+
+    A graph may store identical ranks once (``fold``). It holds columns until ``tasks`` or ``dependencies`` is read or
+    set: from then on these tables, which may be changed, are the graph, of all ranks.
+    """
+
+    def __init__(
+        self,
+        tasks: pd.DataFrame | Columns,
+        dependencies: pd.DataFrame | Columns,
+        metadata: GraphMetadata = UNKNOWN,
+        fold: Fold | None = None,
+    ) -> None:
+        self._tasks, self._dependencies, self.metadata, self.fold = tasks, dependencies, metadata, fold
+
+    @classmethod
+    def of_fold(cls, fold: Fold) -> TaskGraph:
+        """Return the graph of all ranks, of which identical ones are stored once."""
+        return cls(fold.graph.task_columns, fold.graph.wait_columns, fold.graph.metadata, fold)
 
     @property
-    def kept_tasks(self) -> pd.DataFrame:
+    def kept_tasks(self) -> Columns:
         """Tasks of the stored ranks: all ranks, or one of each set of identical ranks."""
-        return self.tasks
+        return read_tasks(self._tasks)
+
+    @property
+    def task_columns(self) -> Columns:
+        """Tasks of all ranks, not to be changed."""
+        return self.kept_tasks if self.fold is None else self.fold.whole.kept_tasks
+
+    @property
+    def wait_columns(self) -> Columns:
+        """Columns of ``tables.DEPENDENCIES`` of all ranks, not to be changed."""
+        waits = self._dependencies if self.fold is None else self.fold.whole._dependencies
+        return waits if isinstance(waits, Columns) else Columns.of_frame(waits)
+
+    @property
+    def tasks(self) -> pd.DataFrame:
+        """Tasks of all ranks, as a table."""
+        return self._open_tables()[0]
+
+    @tasks.setter
+    def tasks(self, tasks: pd.DataFrame) -> None:
+        self._tasks, self._dependencies = tasks, self._open_tables()[1]
+
+    @property
+    def dependencies(self) -> pd.DataFrame:
+        """Which task waits for which, as a table."""
+        return self._open_tables()[1]
+
+    @dependencies.setter
+    def dependencies(self, dependencies: pd.DataFrame) -> None:
+        self._tasks, self._dependencies = self._open_tables()[0], dependencies
+
+    def _open_tables(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Return the tables, which are the graph from now on."""
+        tasks, waits = self._tasks, self._dependencies
+        if isinstance(tasks, Columns) or isinstance(waits, Columns):
+            tasks, waits = make_frame(self.task_columns), self.wait_columns.to_frame()
+            self._tasks, self._dependencies, self.fold = tasks, waits, None
+        return tasks, waits
 
     @property
     def kinds(self) -> set[str]:
         """Kinds of task that there are."""
-        return set(self.kept_tasks["kind"].unique())
+        kind = self.kept_tasks["kind"]
+        return {kind.words[code] for code in np.unique(kind.codes)}
 
     @property
     def compute_names(self) -> list[str]:
         """Names of the operators that are computed, in the order in which they come first."""
         tasks = self.kept_tasks
-        return [str(name) for name in tasks["name"][tasks["kind"] == "compute"].unique()]
+        name = tasks["name"].take(tasks["kind"].isin(["compute"]))
+        return [str(name[row]) for row in find_firsts(number_keys(name.codes)).tolist()]
 
     def scale_compute(self, names: Sequence[str], factor: float) -> TaskGraph:
-        """Return a graph whose operators of some names take a factor as long."""
-        tasks = self.tasks.copy(deep=False)
-        meant = (tasks["kind"] == "compute") & tasks["name"].isin(names)
-        tasks["duration_s"] = tasks["duration_s"].where(~meant, tasks["duration_s"] * factor)
-        return TaskGraph(tasks, self.dependencies, self.metadata)
+        """Return a graph, folded as this one, whose operators of some names take a factor as long."""
+        tasks = self.kept_tasks
+        meant = tasks["kind"].isin(["compute"]) & tasks["name"].isin(names)
+        return self.change_durations(np.where(meant, tasks["duration_s"] * factor, tasks["duration_s"]))
+
+    def change_durations(self, durations_s: NDArray[np.float64]) -> TaskGraph:
+        """Return a graph, folded as this one, whose stored tasks take another time each [s]."""
+        graph = TaskGraph(self.kept_tasks.replace(duration_s=durations_s), self._dependencies, self.metadata)
+        return graph if self.fold is None else TaskGraph.of_fold(replace(self.fold, graph=graph))
 
     def to_networkx(self) -> DiGraph:
         """Return the tasks as nodes with the columns of their table, and an edge to each task that waits for another.
@@ -184,14 +274,7 @@ def load_task_graph(folder: str | Path) -> TaskGraph:
             )
     said = {str(key): value for key, value in tasks.attrs.items()}
     metadata = GraphMetadata.from_dict(said, Path(folder) / "tasks.parquet")
-    tasks["group"] = _pack_texts(tasks["group"])
-    return TaskGraph(tasks, dependencies, metadata)
-
-
-def _pack_texts(texts: pd.Series[Any]) -> pd.Categorical:
-    """Return texts, some of them null, with each different one kept once."""
-    codes, found = pd.factorize(texts)
-    return pd.Categorical.from_codes(codes, categories=pd.Index(found, dtype="str"))
+    return TaskGraph(read_tasks(tasks), Columns.of_frame(dependencies), metadata)
 
 
 class Mark(NamedTuple):
@@ -301,34 +384,36 @@ class TaskGraphBuilder:
     def _count_rows(self) -> NDArray[np.int64]:
         return np.array([run.end.rows - run.begin.rows for run in self._runs], dtype=np.int64)
 
+    @property
+    def rows(self) -> Columns:
+        """What has been written: tasks that repeat others have no row of their own."""
+        return Columns({cell.name: _make_column(cell.name, cell.type, self._rows[cell.name]) for cell in tables.TASKS})
+
     def build(self, metadata: GraphMetadata = UNKNOWN) -> TaskGraph:
         """Return the graph collected so far, its matches numbered in the order in which tasks name them first."""
-        rows = {cell.name: _make_column(cell.name, cell.type, self._rows[cell.name]) for cell in tables.TASKS}
-        tasks = pd.DataFrame(rows, copy=False).take(self.lay_out()).reset_index(drop=True)
-        counts = self._count_rows()
+        tasks, counts = self.rows.take(self.lay_out()), self._count_rows()
         micro_batches = np.repeat([run.micro_batch for run in self._runs], counts)
         turns = np.repeat([run.turns for run in self._runs], counts)
-        again = (micro_batches >= 0) & tasks["micro_batch"].notna()
-        tasks["micro_batch"] = tasks["micro_batch"].mask(again, micro_batches)
-        matches = tasks["match_id"].to_numpy(dtype=np.int64, na_value=_NOWHERE)
-        tasks["match_id"] = _number(matches + turns * (matches >= 0))
-        tasks["task_id"] = pd.array(np.arange(self._count), dtype="Int64")
+        micro_batch, match = tasks["micro_batch"], tasks["match_id"]
+        numbered = tasks.replace(
+            task_id=np.arange(self._count, dtype=np.int64),
+            micro_batch=np.where((micro_batches >= 0) & (micro_batch >= 0), micro_batches, micro_batch),
+            match_id=number_keys(np.where(match >= 0, match + turns, ABSENT)),
+        )
         edges = np.frombuffer(self._edges, dtype=np.int64).reshape(-1, 2)
         parts = [edges[run.begin.edges // 2 : run.end.edges // 2] + run.shift for run in self._runs]
-        waits = pd.DataFrame(np.concatenate(parts), columns=tables.DEPENDENCIES.names)
-        return TaskGraph(tasks, waits, metadata)
+        waits = dict(zip(tables.DEPENDENCIES.names, np.concatenate(parts).T, strict=True))
+        return TaskGraph(numbered, Columns(waits), metadata)
 
 
-def _make_column(name: str, kind: Any, cells: list[Any]) -> Any:
+def _make_column(name: str, kind: Any, cells: list[Any]) -> Column:
     """Return a column of the type that the table asks for."""
     if kind == tables.FLOAT:
         return np.array(cells, dtype=np.float64)
     if kind == tables.INT:
-        return pd.array(cells, dtype="Int64")
-    if name == "group":
-        return _pack_texts(pd.Series(cells, dtype="str"))
-    # Texts that are left out are empty: they have no null.
-    return pd.array([text or "" for text in cells], dtype="str")
+        return np.array([ABSENT if cell is None else cell for cell in cells], dtype=np.int64)
+    # Texts that are left out are empty: but for groups they have no null.
+    return Texts.of(cells if name == "group" else [text or "" for text in cells])
 
 
 Ints = NDArray[np.int64]
@@ -374,7 +459,7 @@ class Grid:
             own += self._list_stand_ins(axis)[rank // stride % size] * stride
         return own
 
-    def make_family(self, group: Sequence[int]) -> Family:
+    def make_family(self, group: Sequence[int] | Ints) -> Family:
         """Return the groups that stand for a representative's: moved along the axes on which its ranks share a place."""
         ranks = np.array(group, dtype=np.int64)
         steps = []
@@ -391,32 +476,30 @@ class Grid:
         return Family(inside, group_of)
 
 
-def fold_representatives(graph: TaskGraph, grid: Grid) -> FoldedTaskGraph:
+def fold_representatives(graph: TaskGraph, grid: Grid) -> TaskGraph:
     """Return the folded graph of a grid of ranks from the tasks of ``Grid.find_representatives``, in this order.
 
     Groups and peers name ranks of the whole grid. Raises PlanError when groups of ranks that are said to be alike do
     not stand for one another.
     """
-    tasks = graph.tasks
-    match = tasks["match_id"].to_numpy(dtype=np.int64, na_value=_NOWHERE)
-    firsts = np.unique(match, return_index=True)[1][int((match == _NOWHERE).any()) :]
-    described = tasks.iloc[firsts][["kind", "group", "rank", "peer"]].astype(object)
-    known: dict[Any, int] = {}
-    families: list[Family] = []
-    family_of = []
-    for kind, text, rank, peer in described.itertuples(index=False, name=None):
-        ends = (rank, peer) if kind == "send" else (peer, rank)
-        key = text if kind == "collective" else ends
-        if key not in known:
-            known[key] = len(families)
-            group = [int(word) for word in text.split(",")] if kind == "collective" else ends
-            families.append(grid.make_family(group))
-        family_of.append(known[key])
-    fold = Fold(graph, grid.classify(), grid.find_representatives(), np.array(family_of, dtype=np.int64), families)
+    tasks = graph.task_columns
+    first = tasks.take(find_firsts(tasks["match_id"]))  # of each match
+    sends, joins = first["kind"].isin(["send"]), first["kind"].isin(["collective"])
+    ends = np.where(sends, [first["rank"], first["peer"]], [first["peer"], first["rank"]])
+    group = first["group"]
+    messages = len(group.words) + ends[0] * grid.ranks + ends[1]
+    family_of = number_keys(np.where(joins, group.codes, messages))
+    families = [
+        grid.make_family(
+            [int(word) for word in group.words[group.codes[row]].split(",")] if joins[row] else ends[:, row]
+        )
+        for row in find_firsts(family_of)
+    ]
+    fold = Fold(graph, grid.classify(), grid.find_representatives(), family_of, families)
     problem = fold.find_problem()
     if problem:
         raise PlanError(f"the ranks of the plan cannot be folded: {problem}")
-    return FoldedTaskGraph(fold)
+    return TaskGraph.of_fold(fold)
 
 
 def split_fold(fold: Fold, of_rank: Ints, of_group: Mapping[int, Ints]) -> Fold:
@@ -478,37 +561,30 @@ def _split_families(fold: Fold, groups: list[Ints]) -> tuple[list[Family], Ints]
 
 def _copy_tasks(fold: Fold, representatives: Ints, groups: list[Ints], first_part: Ints) -> tuple[TaskGraph, Ints]:
     """Return the tasks of the representatives, and each match's family."""
-    kept = fold.graph
+    kept = fold.graph.task_columns
     counts = fold.task_counts
     firsts = np.cumsum(counts) - counts
     before = fold.class_of[representatives]
     row = list_runs(firsts[before], counts[before])
     rank = np.repeat(representatives, counts[before])
-    match = kept.tasks["match_id"].to_numpy(dtype=np.int64, na_value=_NOWHERE)[row]
+    match = kept["match_id"][row]
     joined = match >= 0
     family = fold.family_of[match[joined]]
     part = np.zeros(len(family), dtype=np.int64)
     for number in np.unique(family).tolist():
         mine = family == number
         part[mine] = groups[number][fold.families[number].group_of[rank[joined][mine]]]
-    keys = match[joined] * (int(part.max(initial=0)) + 1) + part
-    codes, found = pd.factorize(keys)
-    family_of = np.zeros(len(found), dtype=np.int64)
-    family_of[codes] = first_part[family] + part
-    numbers = np.zeros(len(row), dtype=np.int64)
-    numbers[joined] = codes
-    tasks = kept.tasks.take(row).reset_index(drop=True)
-    tasks = tasks.assign(
-        task_id=pd.array(np.arange(len(row)), dtype="Int64"),
-        rank=pd.array(rank, dtype="Int64"),
-        match_id=pd.arrays.IntegerArray(numbers, ~joined),
-    )
-    ends = kept.dependencies.to_numpy(dtype=np.int64)
-    owner = fold.task_class[ends[:, 0]]
-    moved = np.cumsum(counts[before]) - counts[before]
-    parts = [ends[owner == k] + (moved[i] - firsts[k]) for i, k in enumerate(before.tolist())]
-    dependencies = pd.DataFrame(np.concatenate(parts), columns=list(kept.dependencies.columns))
-    return TaskGraph(tasks, dependencies, kept.metadata), family_of
+    match[joined] = number_keys(match[joined] * (int(part.max(initial=0)) + 1) + part)
+    family_of = (first_part[family] + part)[find_firsts(match[joined])]
+    tasks = kept.take(row).replace(task_id=np.arange(len(row)), rank=rank, match_id=match)
+    waits = fold.graph.wait_columns
+    owner = fold.task_class[waits["task_id"]]
+    moved = np.cumsum(counts[before]) - counts[before] - firsts[before]
+    parts = {
+        name: np.concatenate([waits[name][owner == k] + shift for k, shift in zip(before, moved, strict=True)])
+        for name in waits
+    }
+    return TaskGraph(tasks, Columns(parts), fold.graph.metadata), family_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -549,10 +625,9 @@ class Fold(Derives):
     @cached_property
     def task_class(self) -> Ints:
         """Class of each task of the representatives [rows]."""
-        rank = self.graph.tasks["rank"].to_numpy(dtype=np.int64)
         classes = np.full(self.ranks, _NOWHERE, dtype=np.int64)
         classes[self.representatives] = np.arange(len(self.representatives))
-        found: Ints = classes[rank]
+        found: Ints = classes[self.graph.task_columns["rank"]]
         return found
 
     @cached_property
@@ -578,143 +653,74 @@ class Fold(Derives):
 
     def find_problem(self) -> str:
         """Say why the groups do not stand for one another; empty where they do."""
-        tasks = self.graph.tasks
-        row = np.flatnonzero(tasks["match_id"].notna().to_numpy(dtype=bool))
-        match = tasks["match_id"].to_numpy(dtype=np.int64, na_value=_NOWHERE)[row]
-        taking_part = np.unique(np.column_stack([match, self.task_class[row]]), axis=0)
-        if len(taking_part) != len(row):
+        match = self.graph.task_columns["match_id"]
+        row = np.flatnonzero(match >= 0)
+        match, one = match[row], self.task_class[row]
+        if len(np.unique(match * len(self.representatives) + one)) != len(row):
             return "two tasks of one class are in one exchange"
-        touched = [set() for _ in self.families] if not len(row) else self._touch()
-        present: list[set[int]] = [set() for _ in self.family_of]
-        for one, number in taking_part.tolist():
-            present[one].add(number)
-        for one, family in enumerate(self.family_of.tolist()):
-            if touched[family] != present[one]:
-                return "ranks of a group that are alike do not all take part in its exchanges"
+        touched = self._touch()
+        present = np.bincount(match, minlength=len(self.family_of))
+        family = self.family_of[match]
+        if (present != touched.sum(axis=1)[self.family_of]).any() or not touched[family, one].all():
+            return "ranks of a group that are alike do not all take part in its exchanges"
         return ""
 
-    def _touch(self) -> list[set[int]]:
-        """Return the classes whose ranks are in the groups of each family, all of them or none."""
-        found = []
+    def _touch(self) -> NDArray[np.bool_]:
+        """Return the classes whose ranks, all of them, are in the groups of each family; none where some are in part [families, classes]."""
+        touched = np.zeros((len(self.families), len(self.representatives)), dtype=bool)
         sizes = np.bincount(self.class_of, minlength=len(self.representatives))
-        for family in self.families:
+        for number, family in enumerate(self.families):
             ranks = family.groups.ravel()
             here = np.bincount(self.class_of[ranks], minlength=len(sizes))
             whole = len(np.unique(ranks)) == len(ranks) and bool(((here == 0) | (here == sizes)).all())
-            found.append(set(np.flatnonzero(here).tolist()) if whole else {_NOWHERE})
-        return found
+            touched[number] = whole & (here > 0)
+        return touched
 
     def expand(self) -> TaskGraph:
         """Return the tasks of every rank, numbered rank by rank; matches in the order in which tasks name them first."""
-        kept = self.graph
+        kept = self.graph.task_columns
         row = self.row_of_task
         counts = self.task_counts[self.class_of]
         rank = np.repeat(np.arange(self.ranks, dtype=np.int64), counts)
         match, family, group = self._find_groups(row, rank)
-        tasks = kept.tasks.take(row)
-        tasks.index = pd.RangeIndex(len(row))
-        columns: dict[str, Any] = {
-            "task_id": pd.array(np.arange(len(row)), dtype="Int64"),
-            "rank": pd.array(rank, dtype="Int64"),
-            "match_id": _number(match * (int(group.max(initial=0)) + 1) + group),
-            "group": self._name_groups(row, family, group),
-            "peer": self._find_peers(row, rank, family, group),
-        }
-        firsts = np.cumsum(counts) - counts
-        return TaskGraph(
-            tasks.assign(**columns)[list(kept.tasks.columns)], self._expand_dependencies(firsts), kept.metadata
+        tasks = kept.take(row).replace(
+            task_id=np.arange(len(row), dtype=np.int64),
+            rank=rank,
+            match_id=number_keys(match * (int(group.max(initial=0)) + 1) + group),
+            group=self._name_groups(kept["group"].codes[row] >= 0, family, group),
+            peer=self._find_peers(kept["peer"][row] >= 0, rank, family, group),
         )
+        return TaskGraph(tasks, self._expand_waits(np.cumsum(counts) - counts), self.graph.metadata)
 
     def _find_groups(self, row: Ints, rank: Ints) -> tuple[Ints, Ints, Ints]:
         """Return match, family and group of every task of the whole graph, -1 for none."""
-        match = self.graph.tasks["match_id"].to_numpy(dtype=np.int64, na_value=_NOWHERE)[row]
+        match = self.graph.task_columns["match_id"][row]
         family = np.append(self.family_of, _NOWHERE)[match]
         group_of = np.array([one.group_of for one in self.families] or [np.full(1, _NOWHERE)])
         group = np.where(family >= 0, group_of[family, rank if self.families else 0], _NOWHERE)
         return match, family, group
 
-    def _name_groups(self, row: Ints, family: Ints, group: Ints) -> pd.Categorical:
+    def _name_groups(self, named: NDArray[np.bool_], family: Ints, group: Ints) -> Texts:
         """Return the groups of the tasks that name theirs, as text."""
-        named = (self.graph.tasks["group"].notna().to_numpy(dtype=bool))[row]
-        width = int(group.max(initial=0)) + 1
-        codes, found = pd.factorize(np.where(named, family * width + group, _NOWHERE))
-        kept = found != _NOWHERE
-        texts = [
-            ",".join(map(str, self.families[code // width].groups[code % width].tolist()))
-            for code in found[kept].tolist()
-        ]
-        numbers = np.where(kept, np.cumsum(kept) - 1, _NOWHERE)
-        renumbered = numbers[codes] if len(found) else codes
-        return pd.Categorical.from_codes(renumbered, categories=pd.Index(texts, dtype="str"))
+        codes = number_keys(np.where(named, family * (int(group.max(initial=0)) + 1) + group, ABSENT))
+        firsts = find_firsts(codes)
+        groups = (self.families[one].groups[place] for one, place in zip(family[firsts], group[firsts], strict=True))
+        return Texts(codes.astype(np.int32), [",".join(map(str, members.tolist())) for members in groups])
 
-    def _find_peers(self, row: Ints, rank: Ints, family: Ints, group: Ints) -> Any:
-        named = self.graph.tasks["peer"].notna().to_numpy(dtype=bool)[row]
-        peer = np.zeros(len(row), dtype=np.int64)
+    def _find_peers(self, named: NDArray[np.bool_], rank: Ints, family: Ints, group: Ints) -> Ints:
+        peer = np.full(len(rank), ABSENT, dtype=np.int64)
         for number in np.unique(family[named]).tolist():
             mine = named & (family == number)
             ends = self.families[number].groups[group[mine]]
             peer[mine] = np.where(ends[:, 0] == rank[mine], ends[:, 1], ends[:, 0])
-        return pd.arrays.IntegerArray(peer, ~named)
+        return peer
 
-    def _expand_dependencies(self, firsts: Ints) -> pd.DataFrame:
+    def _expand_waits(self, firsts: Ints) -> Columns:
         """Return the dependencies of every rank, one rank after the other."""
-        kept = self.graph.dependencies
-        ends = kept.to_numpy(dtype=np.int64)
-        owner = self.task_class[ends[:, 0]]
-        counts = np.bincount(owner, minlength=len(self.representatives)).astype(np.int64)
+        waits = self.graph.wait_columns
+        counts = np.bincount(self.task_class[waits["task_id"]], minlength=len(self.representatives)).astype(np.int64)
         starts = np.cumsum(counts) - counts
         row = list_runs(starts[self.class_of], counts[self.class_of])
         first_rows = np.cumsum(self.task_counts) - self.task_counts
-        moved = firsts - first_rows[self.class_of]
-        shifted = ends[row] + np.repeat(moved, counts[self.class_of])[:, None]
-        return pd.DataFrame(shifted, columns=list(kept.columns))
-
-
-_TABLES = ("tasks", "dependencies")
-
-
-class FoldedTaskGraph(TaskGraph):
-    """A task graph that stores identical ranks once.
-
-    Reading or setting one of its tables expands them to all ranks and sets ``fold`` to None: whoever holds the tables
-    may change them.
-    """
-
-    def __init__(self, fold: Fold) -> None:
-        self.fold: Fold | None = fold  # the identical ranks
-        self.metadata = fold.graph.metadata
-
-    def __getattr__(self, name: str) -> Any:
-        """Expand the graph where one of its tables is read, or changed, for the first time."""
-        if name not in _TABLES or self.fold is None:
-            raise AttributeError(name)
-        whole, self.fold = self.fold.whole, None
-        # Copies, so that changing them does not change the fold's tables.
-        self.tasks, self.dependencies = (table.copy(deep=False) for table in (whole.tasks, whole.dependencies))
-        return getattr(self, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _TABLES and self.fold is not None:
-            getattr(self, name)
-        super().__setattr__(name, value)
-
-    @property
-    def kept_tasks(self) -> pd.DataFrame:
-        """Tasks of the stored ranks: while the graph is folded, one rank of each set of identical ranks."""
-        return self.tasks if self.fold is None else self.fold.graph.tasks
-
-    def scale_compute(self, names: Sequence[str], factor: float) -> TaskGraph:
-        """Return a graph, folded as this one, whose operators of some names take a factor as long."""
-        if self.fold is None:
-            return super().scale_compute(names, factor)
-        graph = self.fold.graph.scale_compute(names, factor)
-        return FoldedTaskGraph(replace(self.fold, graph=graph))
-
-
-def _number(keys: Ints) -> Any:
-    """Give equal keys equal numbers, in the order in which they appear; negative ones are null."""
-    absent = keys < 0
-    codes = pd.factorize(np.where(absent, _NOWHERE, keys)[~absent])[0]
-    numbers = np.zeros(len(keys), dtype=np.int64)
-    numbers[~absent] = codes
-    return pd.arrays.IntegerArray(numbers, absent)
+        moved = np.repeat(firsts - first_rows[self.class_of], counts[self.class_of])
+        return Columns({name: waits[name][row] + moved for name in waits})

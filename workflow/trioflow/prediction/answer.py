@@ -28,7 +28,7 @@ from trioflow.network.collectives import LinkCollectives
 from trioflow.parallel.memory.peak import DOUBTED, LIKELY, describe_probability
 from trioflow.parallel.schedules.table import TRAIN
 from trioflow.parallel.splits.pipeline import BALANCES, name_balance
-from trioflow.parallel.task_graph import FoldedTaskGraph, TaskGraph
+from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.breakdown import (
     DEPTH,
     build_breakdown,
@@ -100,7 +100,7 @@ def draw_step(
     source = "spread as given"
     if spread is None:
         spread, source = choose_spread(device_kind)
-    fold = graph.fold if isinstance(graph, FoldedTaskGraph) else None
+    fold = graph.fold
     check_size(len(graph.tasks) if fold is None else fold.task_total)
     plan, timeline = graph.metadata.plan, result.timeline
     drawn_graph = DrawnGraph(graph, timeline)

@@ -15,7 +15,7 @@ from trioflow.costmodel.device_times import PREDICTED, find_launch_s, host_times
 from trioflow.costmodel.uncertainty import ALONE, COLLECTIVES, Uncertainty, combine_intervals, least_half_width
 from trioflow.parallel.extrapolate import phase_times, repeat_interval
 from trioflow.parallel.plan import AS_TRACED, make_plan
-from trioflow.parallel.task_graph import Family, Fold, FoldedTaskGraph, GraphMetadata, TaskGraph, TaskGraphBuilder
+from trioflow.parallel.task_graph import Family, Fold, GraphMetadata, TaskGraph, TaskGraphBuilder
 from trioflow.trace.facts import POINT_TO_POINT, Facts
 from trioflow.trace.store import Trace
 
@@ -135,7 +135,7 @@ def build_traced_graph(
         raise PlanError(
             f"the programs of the ranks do not fit together: {problem}", fix="give the trace of a rank of each kind"
         )
-    return FoldedTaskGraph(fold) if len(representatives) < ranks else fold.expand()
+    return TaskGraph.of_fold(fold) if len(representatives) < ranks else fold.expand()
 
 
 def _check_given(given: Sequence[_Rank], world: int) -> None:

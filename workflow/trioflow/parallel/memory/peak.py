@@ -23,6 +23,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.columns import ABSENT, Columns
 from trioflow.base.plan_row import Plan
 from trioflow.base.precision_recipes import MEGATRON, PrecisionRecipe
 from trioflow.base.provenance import PACKAGE, read_table
@@ -196,14 +197,8 @@ def estimate_memory(
     ``torch.cuda.max_memory_allocated`` does: no fragmentation, no context, no buffers of the communication library, and
     of workspaces those of ``count_workspaces`` and what the trace shows as tensors.
     """
-    tasks, row_of_task = program.collected.tasks, program.graph.lay_out()
-    firsts = np.zeros(int(row_of_task.max(initial=-1)) + 1, dtype=np.int64)
-    firsts[row_of_task[::-1]] = np.arange(len(row_of_task))[::-1]
-    written = tasks.take(firsts)
+    tasks, row_of_task, written = program.collected.task_columns, program.graph.lay_out(), program.graph.rows
     runs = Runs.of(written)
-    rank_of_task, micro_batch = (
-        tasks[column].to_numpy(dtype=np.int64, na_value=-1) for column in ("rank", "micro_batch")
-    )
     modules = trace.operators["module"].tolist()
     lifetimes = _lifetimes_of(trace, program, cut)
     classes = program.grid.classify()
@@ -220,14 +215,14 @@ def estimate_memory(
         place = (pipeline if spans or parts else -1, replica if parts else -1)
         if place not in tables:
             tables[place] = _table_of(trace, split, program, *place)
-        first, end = np.searchsorted(rank_of_task, [rank, rank + 1]).tolist()
+        first, end = np.searchsorted(tasks["rank"], [rank, rank + 1]).tolist()
         rows, here = row_of_task[first:end], slice(first, end)
-        always = _held_always(program, rank, trace.facts.recipe, written.loc[written["rank"] == rank])
+        always = _held_always(program, rank, trace.facts.recipe, written.take(written["rank"] == rank))
         stages = program.schedule.stages_of_rank(pipeline)
         always["parameter"] = sum(size for size, at in copies if not at or not at.isdisjoint(stages))
         always["workspace"] = workspace + max(tables[place].bytes[tables[place].find(scores)], default=0.0)
         peak = profile_rank(
-            replace(runs.take(rows), micro_batch=micro_batch[here]),
+            replace(runs.take(rows), micro_batch=tasks["micro_batch"][here]),
             tables[place],
             program.kind.factors_of(program, rank) or factors,
             lifetimes(tables[place]),
@@ -244,7 +239,7 @@ def estimate_memory(
             held = min(wanted, max(peak.peak_bytes, room_bytes))
             peak_entry |= {"reserved_bytes": int(held), "beside": beside}
             peak_entry |= {"wanted_bytes": wanted} if wanted > held else {}
-        when = _describe_place(tasks[here], peak, modules)
+        when = _describe_place(tasks.take(here), peak, modules)
         found.append({**peak_entry, "when": when, "curve": peak.list_changes()})
     return found
 
@@ -293,12 +288,7 @@ def _size_copies(trace: Trace, program: ProgramBuilder) -> list[tuple[float, fro
 
 
 def _list_beside(
-    trace: ModelGraph,
-    written: pd.DataFrame,
-    rows: NDArray[np.int64],
-    program: ProgramBuilder,
-    rank: int,
-    peak: RankMemory,
+    trace: ModelGraph, written: Columns, rows: NDArray[np.int64], program: ProgramBuilder, rank: int, peak: RankMemory
 ) -> dict[str, int]:
     """Return what an allocator holds a share of beside its peak, by ``HELD_BESIDE`` [bytes].
 
@@ -320,9 +310,9 @@ def _list_beside(
         pieces = program.schedule.micro_batches
         phases = ("forward", "backward")[: min(pieces, 2)]
         group = _tensor_group(program, rank)
-        scattered = (written["name"] == "reduce_scatter") & written["phase"].isin(phases)
-        sizes = written["message_bytes"].where(scattered & (written["group"] == group), 0)
-        waits = float(sizes.to_numpy(dtype=np.int64)[rows].sum())
+        scattered = written["name"].isin(["reduce_scatter"]) & written["phase"].isin(phases)
+        sizes = written["message_bytes"] * (scattered & written["group"].isin([group]))
+        waits = float(sizes[rows].sum())
         launched = _find_launched(trace)
         launches = sum(int(launched[getattr(work, phase)].sum()) for work in works for phase in phases)
         share = min(LEAD / max(launches, 1), 1.0)
@@ -454,7 +444,7 @@ def _outputs_of_model(trace: ModelGraph) -> set[int]:
     return read & {storage for row in trace.forward if row.op_id not in loss for storage in row.makes}
 
 
-def _held_always(program: ProgramBuilder, rank: int, recipe: PrecisionRecipe, rows: pd.DataFrame) -> dict[str, float]:
+def _held_always(program: ProgramBuilder, rank: int, recipe: PrecisionRecipe, rows: Columns) -> dict[str, float]:
     """Return what a rank holds all the time beside what its operators use [bytes].
 
     DDP's buckets are a second copy of every gradient, as backward makes it; nanotron has them whatever its ZeRO stage.
@@ -467,9 +457,9 @@ def _held_always(program: ProgramBuilder, rank: int, recipe: PrecisionRecipe, ro
     held = {"bucket": 0.0, "message": 0.0, "gathered": 0.0}
     if recipe.gather_buffers and program.plan.tensor > 1:
         group = _tensor_group(program, rank)
-        gathers = rows["phase"].isin(("forward", "backward")) & (rows["name"] == "all_gather")
-        sizes = rows.loc[gathers & (rows["group"] == group), "message_bytes"]
-        held["gathered"] = recipe.gather_buffers * float(sizes.max()) if len(sizes) else 0.0
+        gathers = rows["phase"].isin(("forward", "backward")) & rows["name"].isin(["all_gather"])
+        sizes = rows["message_bytes"][gathers & rows["group"].isin([group])]
+        held["gathered"] = recipe.gather_buffers * float(sizes.max(initial=0))
     place = program.schedule.rank_of_stage
     pipeline = rank // (program.plan.replicas * program.plan.tensor)
     for stage in program.schedule.stages_of_rank(pipeline):
@@ -490,16 +480,17 @@ def _held_always(program: ProgramBuilder, rank: int, recipe: PrecisionRecipe, ro
     return held
 
 
-def _describe_place(tasks: pd.DataFrame, peak: RankMemory, modules: Sequence[str]) -> str:
+def _describe_place(tasks: Columns, peak: RankMemory, modules: Sequence[str]) -> str:
     """Name the task at which a rank is fullest, such as ``backward of blocks.0: aten::mm``."""
-    if tasks.empty:
+    if not tasks.rows:
         return "always"
-    task = tasks.iloc[peak.place]
-    module = "" if pd.isna(task["op_id"]) else modules[int(task["op_id"])]
-    text = f"{task['phase'] or 'end'}{f' of {module}' if module else ''}"
-    if not pd.isna(task["micro_batch"]) and tasks["micro_batch"].max() > 0:
-        text += f", micro-batch {int(task['micro_batch'])}"
-    return f"{text}: {task['name']}"
+    name, phase, op_id, micro_batch = (tasks[one][peak.place] for one in ("name", "phase", "op_id", "micro_batch"))
+    text = phase or "end"
+    if op_id != ABSENT and modules[op_id]:
+        text += f" of {modules[op_id]}"
+    if micro_batch != ABSENT and tasks["micro_batch"].max() > 0:
+        text += f", micro-batch {micro_batch}"
+    return f"{text}: {name}"
 
 
 def find_fullest(memory: Sequence[dict[str, Any]]) -> dict[str, Any]:

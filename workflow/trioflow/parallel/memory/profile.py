@@ -13,17 +13,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from operator import methodcaller
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.columns import Columns
 from trioflow.base.precision_recipes import NANOTRON
 from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.schedules.table import BACKWARD_WEIGHT
 from trioflow.parallel.splits.pipeline import loss_operators
 from trioflow.parallel.splits.tensor_split import ATTENTION
 from trioflow.trace.store import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _FP32_BYTES = 4
 TEMPORARY = "temporary"
@@ -87,6 +92,8 @@ def build_storage_table(trace: Trace, operators: pd.DataFrame, shares: Mapping[i
 @of_model
 def _list_storages(trace: ModelGraph) -> tuple[StorageTable, NDArray[np.int64], NDArray[np.int64]]:
     """Return a trace's storages, uncut, who makes each, -1 for none, and how often each is there [storages]."""
+    import pandas as pd
+
     tensors = trace.tensors
     storages = _join_loss(trace)
     frame = pd.DataFrame(
@@ -369,19 +376,25 @@ class Runs:
     of_weights: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, tasks: pd.DataFrame) -> Runs:
+    def of(cls, tasks: Columns) -> Runs:
         """Return what the tasks of a table run."""
-        names = tasks["name"].str
-        none = (tasks["kind"] == "host").to_numpy(dtype=bool) | names.startswith(BLOCK).to_numpy(dtype=bool)
-        again = names.startswith(AGAIN).to_numpy(dtype=bool)
-        forward, backward = ((tasks["phase"] == phase).to_numpy(dtype=bool) for phase in ("forward", "backward"))
+        name = tasks["name"]
+        block, again, of_weights = (
+            np.array([*map(matches, name.words)], dtype=bool)[name.codes]
+            for matches in (
+                methodcaller("startswith", BLOCK),
+                methodcaller("startswith", AGAIN),
+                methodcaller("endswith", f" ({BACKWARD_WEIGHT})"),
+            )
+        )
+        forward, backward = (tasks["phase"].isin([phase]) for phase in ("forward", "backward"))
         return cls(
-            np.where(none, -1, tasks["op_id"].to_numpy(dtype=np.int64, na_value=-1)),
-            tasks["micro_batch"].to_numpy(dtype=np.int64, na_value=-1),
-            tasks["stage"].to_numpy(dtype=np.int64, na_value=0),
+            np.where(tasks["kind"].isin(["host"]) | block, -1, tasks["op_id"]),
+            tasks["micro_batch"],
+            np.maximum(tasks["stage"], 0),
             forward | again,
             backward & ~again,
-            names.endswith(f" ({BACKWARD_WEIGHT})").to_numpy(dtype=bool),
+            of_weights,
         )
 
     def take(self, rows: NDArray[np.int64]) -> Runs:

@@ -19,8 +19,6 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import pandas as pd
-
 from trioflow.base.experiments import Plan
 from trioflow.base.precision_recipes import RECIPES, PrecisionRecipe
 from trioflow.costmodel.collectives.model import SHIFT
@@ -54,6 +52,8 @@ from trioflow.parallel.task_graph import (
 from trioflow.trace.store import Trace
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from trioflow.parallel.programs.staged import StagedRank
 
 
