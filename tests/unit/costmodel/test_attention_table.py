@@ -60,7 +60,7 @@ def sustained_more(sheet):
 def time_s(table, causal=True, **sizes):
     operators = make_operators(make_operator(**sizes))
     shape = attention_columns(operators, causal)
-    rows = pd.DataFrame({"flop": operators["flop"] * shape["attention_share"]}).join(shape)
+    rows = pd.DataFrame({"flop": operators["flop"] * shape["attention_share"]}).assign(**shape)
     return float(table.predict(rows)[0])
 
 
@@ -92,7 +92,7 @@ def test_shapes_are_read_in_either_order_and_from_gradients():
     assert found["attention_flop"].tolist() == [256 * pairs, 640 * pairs, 256 * pairs, 256 * pairs, 0, 0]
     assert (found["attention_heads"][:4] == 8).all() and (found["attention_groups"][:4] == 0.5).all()
     assert found["attention_backward"].tolist() == [0, 1, 0, 0, 0, 0]
-    assert (found.iloc[4:] == 0).all().all() and list(found.columns) == list(SHAPE)
+    assert all((column[4:] == 0).all() for column in found.values()) and list(found) == list(SHAPE)
     assert attention_columns(operators, causal=False)["attention_flop"][0] == 512 * pairs
 
 
@@ -133,7 +133,7 @@ def test_pytorch_s_own_attention_is_version_2_on_hopper_and_as_fast_as_the_table
         version: table.predict(rows)
         for version in (0.0, *VERSIONS.values())
         for shape in [attention_columns(operators, True, version)]
-        for rows in [pd.DataFrame({"flop": operators["flop"] * shape["attention_share"]}).join(shape)]
+        for rows in [pd.DataFrame({"flop": operators["flop"] * shape["attention_share"]}).assign(**shape)]
     }
     middle = sum(table.version_2) / 2
     assert middle == {"h100-sxm": 1.75, "h200": 1.75, "b200": 2.1, "a100-sxm4-80gb": 1}[device]
@@ -152,7 +152,7 @@ def test_the_interval_holds_published_ratios_and_determinism_makes_the_gradient_
     assert gradient[0][0] < older[0][0] and gradient[1][0] > older[1][0]
     operators = make_operators(make_operator(), make_operator(FLASH + "_backward"))
     plain, fixed = (
-        table.predict(pd.DataFrame({"flop": operators["flop"] * shape["attention_share"]}).join(shape))
+        table.predict(pd.DataFrame({"flop": operators["flop"] * shape["attention_share"]}).assign(**shape))
         for shape in (attention_columns(operators, True, 0.0, word) for word in (False, True))
     )
     assert fixed / plain == pytest.approx([1, DETERMINISTIC])

@@ -28,7 +28,6 @@ def test_the_first_row_that_fits_is_taken(tmp_path):
     text = 'name,phase,input_shapes,time_us\nlinear,forward,"[[8, 4], [2, 4]]",5\naten::linear,,,7\n'
     found = apply_overrides(OPERATORS, TIMES, load_overrides(write(tmp_path, text)))
     assert found["time_s"].tolist() == pytest.approx([5e-6, 7e-6, 3.0])
-    assert found["overridden"].tolist() == [True, True, False]
     assert found["extrapolated"].tolist() == [False, False, True]
     assert (found["low_s"] == found["high_s"]).tolist() == [True, True, False]
     assert found.index.equals(TIMES.index)

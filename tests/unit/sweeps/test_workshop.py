@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from trioflow.base.errors import PlatformError, TraceError
@@ -130,9 +131,9 @@ class Own(Foreign):
 
 
 def test_equal_rows_are_asked_for_once_where_a_model_declares_that_it_looks_at_rows() -> None:
-    operators = load_trace("gpt2-b8").operators
-    for model, rows in ((Foreign(), len(operators)), (Own(), len(set(number_rows(operators))))):
-        rescale_distinct(model, operators, operators.assign(flop=0))  # type: ignore[arg-type]
+    operators = load_trace("gpt2-b8").operator_columns
+    for model, rows in ((Foreign(), operators.rows), (Own(), len(set(number_rows(operators))))):
+        rescale_distinct(model, operators, operators.assign(flop=np.zeros(operators.rows)))  # type: ignore[arg-type]
         assert model.rows == [rows]
         declares = AnchoredModel(model, StepAnchor(0.0, 1.0)).by_row  # type: ignore[arg-type]
         assert declares == isinstance(model, Own)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,9 +49,11 @@ class Texts:
 
     def isin(self, words: Iterable[str]) -> NDArray[np.bool_]:
         """Return which rows are one of some words [rows]."""
-        chosen = set(words)
-        rows: NDArray[np.bool_] = np.array([word in chosen for word in self.words] + [False])[self.codes]
-        return rows
+        return self.holds(set(words).__contains__)
+
+    def holds(self, test: Callable[[str], object]) -> NDArray[np.bool_]:
+        """Return for which rows' texts a test holds [rows]."""
+        return np.array([*map(bool, map(test, self.words)), False])[self.codes]
 
     def tolist(self) -> list[str | None]:
         """Return every row's text, None where it is missing."""
@@ -62,7 +64,12 @@ class Texts:
 Column = NDArray[Any] | Texts
 
 
-class Columns(Mapping[str, Column]):
+def as_texts(column: Iterable[str] | Texts) -> Texts:
+    """Return a column of text of a table or a frame."""
+    return column if isinstance(column, Texts) else Texts.of(column)
+
+
+class Columns(Mapping[str, Any]):
     """A table: columns of as many rows, by name; lists of numbers or shapes are arrays of objects."""
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
@@ -92,9 +99,11 @@ class Columns(Mapping[str, Column]):
         taken = {name: c.take(rows) if isinstance(c, Texts) else c[rows] for name, c in self._columns.items()}
         return Columns(taken)
 
-    def replace(self, **changed: Column) -> Columns:
+    def assign(self, **changed: Column) -> Columns:
         """Return the table with other or further columns."""
         return Columns({**self._columns, **changed})
+
+    replace = assign
 
     @classmethod
     def of_arrow(cls, table: pa.Table) -> Columns:
@@ -152,3 +161,8 @@ def _read_column(column: pd.Series[Any]) -> Column:
     if kind == "Int64":
         return column.to_numpy(dtype=np.int64, na_value=ABSENT)
     return column.to_numpy()
+
+
+def as_columns(table: Any) -> Columns:
+    """Return the columns of a frame; of columns themselves."""
+    return table if isinstance(table, Columns) else Columns.of_frame(table)

@@ -91,7 +91,7 @@ def describe_model(facts: Facts) -> str:
 
 def describe_trace(trace: Trace) -> dict[str, Any]:
     """Return what a trace holds: ``tables.TRACES``, ``coverage`` (None without times), ``classes`` by phase, and sums."""
-    operators = trace.operators.assign(operator_class=classify(trace.operators).to_numpy())
+    operators = trace.operators.assign(operator_class=classify(trace.operators))
     operators.loc[operators["kind"] == "collective", "operator_class"] = "communication"
     device_s = ns_to_s(float(operators["device_ns"].sum()))
     rows: list[dict[str, Any]] = []

@@ -16,17 +16,33 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.columns import Columns, Texts
 from trioflow.base.errors import InputError
 from trioflow.base.input_files import read_rows, read_text
 from trioflow.base.precision_recipes import WORDS
-from trioflow.base.units import ns_to_s, s_to_ns
-from trioflow.costmodel.features import Floats, OperatorModel, RowModel, looks_at_rows
-from trioflow.costmodel.new_gpu.carry import derive_operator_model, load_new_gpu_model, retime_operators, retime_trace
+from trioflow.base.units import NS_PER_S
+from trioflow.costmodel.features import (
+    FEATURES,
+    Floats,
+    OperatorModel,
+    RowModel,
+    Rows,
+    looks_at_rows,
+    price_columns,
+    reprice_columns,
+)
+from trioflow.costmodel.new_gpu.carry import (
+    derive_operator_model,
+    load_new_gpu_model,
+    retime_operators,
+    retime_trace,
+    round_ns,
+)
 from trioflow.costmodel.operators.model import OperatorCostModel
 from trioflow.costmodel.operators.precision import VERSIONS, class_precision, in_precision, load_tensor_tables
 from trioflow.costmodel.uncertainty import WIDEST_FACTOR, combine_intervals
@@ -76,11 +92,11 @@ class Overrides:
     rows: tuple[Override, ...]
     file: Path
 
-    def match(self, operators: pd.DataFrame) -> Floats:
+    def match(self, operators: Rows) -> Floats:
         """Return the given time of every operator [s], NaN without one; InputError names rows that fit none left."""
-        found = np.full(len(operators), np.nan)
+        columns = [operators[name].tolist() for name in ("name", "phase", "input_shapes")]
+        found = np.full(len(columns[0]), np.nan)
         used: set[int] = set()
-        columns = (operators["name"], operators["phase"], operators["input_shapes"])
         for place, (name, phase, cell) in enumerate(zip(*columns, strict=True)):
             shapes = tuple(tuple(int(size) for size in shape) for shape in cell)
             row = next((r for r in self.rows if r.fits(str(name), str(phase), shapes)), None)
@@ -136,16 +152,12 @@ def _read(cells: dict[str, str], line: int, file: Path) -> Override:
     return Override(line, cells["name"], time_us / 1e6, phase, shapes)
 
 
-def apply_overrides(operators: pd.DataFrame, times: pd.DataFrame, overrides: Overrides) -> pd.DataFrame:
-    """Put given times, with intervals of no width, in place of predicted ones; adds ``overridden``."""
+def apply_overrides(operators: Columns, times: Columns, overrides: Overrides) -> Columns:
+    """Put given times, with intervals of no width, in place of predicted ones."""
     given = overrides.match(operators)
     changed = ~np.isnan(given)
-    result = times.copy()
-    for name in ("time_s", "low_s", "high_s"):
-        result[name] = np.where(changed, given, times[name].to_numpy(np.float64))
-    result["extrapolated"] = times["extrapolated"].to_numpy(dtype=bool) & ~changed
-    result["overridden"] = changed
-    return result
+    ends = {name: np.where(changed, given, times[name]) for name in ("time_s", "low_s", "high_s")}
+    return times.assign(**ends, extrapolated=times["extrapolated"] & ~changed)
 
 
 def override_trace(trace: Trace, overrides: Overrides) -> Trace:
@@ -153,11 +165,11 @@ def override_trace(trace: Trace, overrides: Overrides) -> Trace:
 
     Operators' starts and the step's time move by what changed.
     """
-    given = overrides.match(trace.operators)
+    given = overrides.match(trace.operator_columns)
     changed = ~np.isnan(given)
-    before = trace.operators["device_ns"].to_numpy(np.int64)
-    operators = retime_operators(trace.operators, np.where(changed, given, before * 1e-9))
-    after = operators["device_ns"].to_numpy(np.int64)
+    before = trace.operator_columns["device_ns"]
+    operators = retime_operators(trace.operator_columns, np.where(changed, given, before * 1e-9))
+    after = operators["device_ns"]
     gone_s = float((after - before).sum()) * 1e-9
     step_s = max(float(trace.facts.step_time_s) + gone_s, float(after.sum()) * 1e-9)
     share = float(after[changed].sum()) / max(float(after.sum()), 1.0)
@@ -173,7 +185,7 @@ def override_trace(trace: Trace, overrides: Overrides) -> Trace:
             f"{overrides.file.name}, without an interval"
         ),
     )
-    return Trace(operators, trace.tensors, facts)
+    return trace.replace(facts, operators)
 
 
 def write_operator_times(trace: Trace) -> str:
@@ -196,29 +208,29 @@ NO_HOST = "; host time is not part of them"
 """How the warning of such times ends where the platform does not say what a launch takes."""
 
 
-def host_times(trace: Trace, operators: pd.DataFrame, launch_s: float) -> Floats:
+def host_times(trace: Trace, operators: Rows, launch_s: float) -> Floats:
     """Return the host time of some of a trace's operators [s]: recorded, or ``launch_s`` of each predicted one.
 
     A view has none then: PyTorch's host time of it is a small part of a kernel's. Of a CUDA graph, which a block's
     forward or backward is (``cuda_graphs`` of the language model), the first one launches all.
     """
     if trace.facts.step_time_source == PREDICTED and launch_s:
-        launched = operators["device_ns"].to_numpy() > 0
+        launched = np.asarray(operators["device_ns"]) > 0
         if (trace.facts.language_model or {}).get("cuda_graphs"):
             launched &= ~_find_replayed(trace, operators, launched)
         return np.where(launched, launch_s, 0.0)
-    return np.array([ns_to_s(t) for t in operators["cpu_ns"]], dtype=np.float64)
+    return np.asarray(operators["cpu_ns"], np.float64) / NS_PER_S
 
 
-def _find_replayed(trace: Trace, operators: pd.DataFrame, launched: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _find_replayed(trace: Trace, operators: Rows, launched: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return which operators are in a block's CUDA graph, but not the first of it that is ``launched``."""
     place = {path: n for n, paths in enumerate(pipeline_units(trace).values(), 1) for path in paths}
     blocks = {n for path, n in place.items() if path.rpartition(".")[2].isdigit()}
-    modules = operators["module"].to_numpy(dtype=str)
+    modules = operators["module"].tolist()
     known = {m: next((n for path, n in place.items() if f"{m}.".startswith(f"{path}.")), 0) for m in set(modules)}
     block = np.array([known[m] * (known[m] in blocks) for m in modules], dtype=np.int64)
     runs = np.flatnonzero(launched)
-    code = block[runs] * len(PHASES) + operators["phase"].map(PHASES.index).to_numpy(dtype=np.int64)[runs]
+    code = block[runs] * len(PHASES) + np.array([*map(PHASES.index, operators["phase"].tolist())])[runs]
     first = np.diff(code, prepend=-1) != 0
     replayed = block > 0
     replayed[runs[first]] = False
@@ -245,47 +257,51 @@ _FEW = 64
 """Operators from which on looking for equal ones takes less than asking for all."""
 
 
-def predict_distinct(model: OperatorModel, operators: pd.DataFrame) -> pd.DataFrame:
+def predict_distinct(model: OperatorModel, operators: Columns) -> Columns:
     """Return what ``model.predict`` says of operators."""
-    if not looks_at_rows(model) or len(operators) < _FEW:
-        return model.predict(operators)
+    if not looks_at_rows(model) or operators.rows < _FEW:
+        return price_columns(model, operators)
     first, place = find_distinct(operators)
-    return model.predict(operators.iloc[first]).iloc[place].set_axis(operators.index)
+    return price_columns(model, operators.take(first)).take(place)
 
 
-def rescale_distinct(model: OperatorModel, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
+def rescale_distinct(model: OperatorModel, operators: Columns, target: Columns) -> Columns:
     """Return what ``model.rescale`` says of recorded operators at other sizes."""
-    if not looks_at_rows(model) or len(operators) < _FEW:
-        return model.rescale(operators, target)
+    if not looks_at_rows(model) or operators.rows < _FEW:
+        return reprice_columns(model, operators, target)
     # Sizes alone make the target another one: its names and shapes are the recorded operators'.
-    first, place = find_distinct(operators, target.select_dtypes("number"))
-    found = model.rescale(operators.iloc[first], target.iloc[first])
-    return found.iloc[place].set_axis(operators.index)
+    sizes = {
+        name: column for name, column in target.items() if getattr(column, "dtype", None) in (np.int64, np.float64)
+    }
+    first, place = find_distinct(operators, Columns(sizes))
+    return reprice_columns(model, operators.take(first), target.take(first)).take(place)
 
 
-def find_distinct(*frames: pd.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def find_distinct(*tables: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the first of all equal rows, and for each row which of these it equals [operators].
 
-    ``frames``: tables of as many operators; rows are equal where they are in each of them.
+    ``tables``: of as many operators; rows are equal where they are in each of them.
     """
-    numbers = number_rows(*frames)
+    numbers = number_rows(*tables)
     return np.unique(numbers, return_index=True)[1].astype(np.int64), numbers
 
 
-def number_rows(*frames: pd.DataFrame) -> NDArray[np.int64]:
+def number_rows(*tables: Columns) -> NDArray[np.int64]:
     """Return a number for each row, equal for rows that say that the same was done, from 0 in their order [operators].
 
     Lists are compared as text.
     """
-    columns = [
-        column.map(str) if column.dtype == object else column
-        for frame in frames
-        for name, column in frame.items()
-        if name not in PLACE
-    ]
-    numbers = list(range(len(columns)))
-    rows = pd.concat(columns, axis=1, keys=numbers).groupby(numbers, sort=False, dropna=False)
-    return rows.ngroup().to_numpy().astype(np.int64)
+    cells = [_number_cells(table[name]) for table in tables for name in table if name not in PLACE]
+    places: dict[bytes, int] = {}
+    rows = map(bytes, np.ascontiguousarray(np.column_stack(cells)))
+    return np.array([places.setdefault(row, len(places)) for row in rows], dtype=np.int64)
+
+
+def _number_cells(column: NDArray[Any] | Texts) -> NDArray[Any]:
+    """Return a number for each cell, equal for equal ones."""
+    if isinstance(column, Texts):
+        return column.codes
+    return Texts.of(map(str, column)).codes if column.dtype == object else column
 
 
 def time_trace(
@@ -303,22 +319,20 @@ def time_trace(
     nothing; host time is not part of it. Raises InputError when the model cannot predict, or an
     override fits no operator.
     """
-    times = predict_distinct(model, trace.operators)
+    operators = trace.operator_columns
+    times = predict_distinct(model, operators)
     if device == "cuda":
-        work = trace.operators[["flop", "read_bytes", "write_bytes"]].to_numpy()
-        times.loc[(work == 0).all(axis=1), ["time_s", "low_s", "high_s"]] = 0.0
+        works = np.any([operators[name] for name in FEATURES], axis=0)
+        times = times.assign(**{name: times[name] * works for name in ("time_s", "low_s", "high_s")})
     if overrides is not None:
-        times = apply_overrides(trace.operators, times, overrides)
+        times = apply_overrides(operators, times, overrides)
     total_s = float(times["time_s"].sum())
     low, high = combine_intervals(model.step_interval("predict"), _beyond(times, total_s))
     device_name = device_name or str(getattr(model, "device_name", "unknown"))
-    operators = trace.operators.copy()
-    nanoseconds = [s_to_ns(time_s) for time_s in times["time_s"]]
-    operators["device_ns"] = np.asarray(nanoseconds, dtype=np.int64)
-    operators["cpu_ns"] = np.int64(0)
-    ends = operators["device_ns"].cumsum()
-    operators["start_ns"] = ends - operators["device_ns"]
-    share = float(times.loc[times["extrapolated"].astype(bool), "time_s"].sum()) / max(total_s, 1e-12)
+    device_ns = round_ns(times["time_s"])
+    ends = np.cumsum(device_ns)
+    operators = operators.assign(device_ns=device_ns, cpu_ns=np.zeros_like(device_ns), start_ns=ends - device_ns)
+    share = float(times["time_s"][times["extrapolated"]].sum()) / max(total_s, 1e-12)
     basis = model.step_interval_basis("predict")
     unread = "operator times are predicted"
     if device == "cuda" and trace.facts.device == "cpu" and trace.facts.step_time_source != UNTIMED:
@@ -327,19 +341,19 @@ def time_trace(
         trace.facts,
         device=device,
         device_name=device_name,
-        step_time_s=float(ends.iloc[-1]) / 1e9 if len(ends) else 0.0,
+        step_time_s=float(ends[-1]) / 1e9 if len(ends) else 0.0,
         step_time_source=PREDICTED,
         step_times_s=[],
         predicted_times={"interval": [low, high], "basis": basis, "extrapolated_share": share},
         warnings=trace.facts.warn(f"{unread} for {device_name}, {share:.0%} of them by extrapolation{NO_HOST}"),
     )
-    return Trace(operators, trace.tensors, facts)
+    return trace.replace(facts, operators)
 
 
-def _beyond(times: pd.DataFrame, total_s: float) -> tuple[float, float]:
+def _beyond(times: Columns, total_s: float) -> tuple[float, float]:
     """Return the interval, relative to the sum, of all extrapolated operators at the same ends."""
-    beyond = times[times["extrapolated"].astype(bool)]
-    if not total_s or beyond.empty:
+    beyond = times.take(times["extrapolated"])
+    if not total_s or not beyond.rows:
         return 1.0, 1.0
     below_s = float((beyond["time_s"] - beyond["low_s"]).sum())
     above_s = float((beyond["high_s"] - beyond["time_s"]).sum())
@@ -485,8 +499,8 @@ def _time(
     ]
     found.model_text += ", from shapes"
     found.doubt(_EXTRAPOLATED if overrides is None else UNCALIBRATED)
-    operators = found.traces[0].operators
-    grouped = operators["name"].str.contains("grouped_mm")
+    operators = found.traces[0].operator_columns
+    grouped = operators["name"].holds(lambda name: "grouped_mm" in name)
     if operators["device_ns"][grouped].sum() > _GROUPED_SHARE * operators["device_ns"].sum():
         found.doubt(
             UNCALIBRATED,

@@ -14,17 +14,21 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
+from trioflow.base.columns import Columns, as_columns
 from trioflow.base.errors import TableError
 from trioflow.base.plugins import load_plugin
 from trioflow.base.provenance import read_own_table
 from trioflow.trace.facts import Facts
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+Table = TypeVar("Table", "pd.DataFrame", Columns)
 Floats = npt.NDArray[np.float64]
 
 FEATURES = ("flop", "read_bytes", "write_bytes")
@@ -58,14 +62,24 @@ _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])")
 _BACKWARD_ENDINGS = ("_backward_data", "_backward", "_backward_overrideable")
 
 
-def resize_batch(operators: pd.DataFrame, factor: float) -> pd.DataFrame:
-    """Return a copy of the operators with the FLOPs and bytes of ``factor`` times the batch; fixed parts stay."""
-    target = operators.copy()
+def resize_batch(operators: Table, factor: float) -> Table:
+    """Return the operators with the FLOPs and bytes of ``factor`` times the batch; fixed parts stay."""
+    changed = {}
     for column in FEATURES:
-        growing = operators[f"batch_{column}"]
-        target[column] = (operators[column] - growing + growing * factor).round().astype("int64")
-        target[f"batch_{column}"] = (growing * factor).round().astype("int64")
-    return target
+        size, growing = (np.asarray(operators[name], np.int64) for name in (column, f"batch_{column}"))
+        changed[column] = (size - growing + growing * factor).round().astype(np.int64)
+        changed[f"batch_{column}"] = (growing * factor).round().astype(np.int64)
+    return operators.assign(**changed)
+
+
+class Rows(Protocol):
+    """A table as what predicts reads it: columns by name, of `Columns` or of a frame."""
+
+    def __getitem__(self, name: str, /) -> Any:
+        """Return a column."""
+
+    def __contains__(self, name: object, /) -> bool:
+        """Return whether there is a column."""
 
 
 @lru_cache(maxsize=4096)
@@ -109,22 +123,21 @@ def _class_of_base(base: str) -> str:
     return "other"
 
 
-def classify(operators: pd.DataFrame) -> pd.Series[str]:
-    """Return the class of every operator, index-aligned; convolutions with ``/`` and their kind, where shapes are known.
+def classify(operators: Rows) -> list[str]:
+    """Return the class of every operator; convolutions with ``/`` and their kind, where shapes are known.
 
     Raises TableError when the column ``name`` is missing.
     """
-    if "name" not in operators.columns:
+    if "name" not in operators:
         raise TableError("operator table has no column name", fix="give the columns of operators")
     classes = [class_of_name(str(name)) for name in operators["name"].tolist()]
-    if "input_shapes" in operators.columns:
-        outputs: Iterable[object] = (
-            operators["output_shapes"].tolist() if "output_shapes" in operators.columns else [None] * len(operators)
-        )
-        for row, (inputs, output) in enumerate(zip(operators["input_shapes"].tolist(), outputs, strict=True)):
-            if classes[row] in _WEIGHT_INPUT:
-                classes[row] = _detailed(classes[row], read_shapes(inputs), read_shapes(output))
-    return pd.Series(classes, index=operators.index, dtype=object, name="operator_class")
+    convolutions = [row for row, name in enumerate(classes) if name in _WEIGHT_INPUT]
+    if convolutions and "input_shapes" in operators:
+        inputs = operators["input_shapes"].tolist()
+        outputs = operators["output_shapes"].tolist() if "output_shapes" in operators else [None] * len(classes)
+        for row in convolutions:
+            classes[row] = _detailed(classes[row], read_shapes(inputs[row]), read_shapes(outputs[row]))
+    return classes
 
 
 def base_class(operator_class: str) -> str:
@@ -175,26 +188,34 @@ def convolution_kind(data: Sequence[int], weight: Sequence[int], result: Sequenc
     return "dense"
 
 
-def feature_matrix(operators: pd.DataFrame) -> Floats:
+def feature_matrix(operators: Rows) -> Floats:
     """Return flop, read_bytes and write_bytes of every operator, shape (operators, 3).
 
     Raises TableError with the row, when a value is missing, negative or not a number.
     """
-    missing = [name for name in FEATURES if name not in operators.columns]
+    missing = [name for name in FEATURES if name not in operators]
     if missing:
         raise TableError(f"operator table has no column {', '.join(missing)}")
-    matrix = np.column_stack(
-        [pd.to_numeric(operators[name], errors="coerce").to_numpy(np.float64, na_value=np.nan) for name in FEATURES]
-    )
+    matrix = np.column_stack([read_numbers(operators[name]) for name in FEATURES])
     wrong = np.argwhere(~(np.isfinite(matrix) & (matrix >= 0)))
     if len(wrong):
         row, column = (int(value) for value in wrong[0])
         raise TableError(
-            f"{operators[FEATURES[column]].iloc[row]} is negative or not a number",
+            f"{operators[FEATURES[column]].tolist()[row]} is negative or not a number",
             place=f"row {row}, column {FEATURES[column]}",
             fix="count flop and bytes again with this version of trioflow",
         )
     return matrix
+
+
+def read_numbers(column: Any) -> Floats:
+    """Return a column's numbers, NaN for what is none."""
+    try:
+        return np.asarray(column, np.float64)
+    except (TypeError, ValueError):
+        import pandas as pd
+
+        return pd.to_numeric(pd.Series(column), errors="coerce").to_numpy(np.float64, na_value=np.nan)
 
 
 ENTRY_POINTS = "trioflow.operator_models"
@@ -247,7 +268,9 @@ class FittedModel(OperatorModel, Protocol):
 class RowModel(OperatorModel, Protocol):
     """A model from which others are derived: it looks at each row by itself."""
 
-    by_row: ClassVar[bool]
+    @property
+    def by_row(self) -> bool:
+        """Whether an answer depends on an operator's name, shapes and sizes alone."""
 
     @property
     def device_name(self) -> str:
@@ -257,13 +280,77 @@ class RowModel(OperatorModel, Protocol):
     def method(self) -> str:
         """Name of what was fitted, for a reader."""
 
-    def row_times(self, rows: pd.DataFrame) -> Floats:
-        """Predict the time [s] of rows as ``operators.curves.sized_rows`` returns them."""
+    def price(self, operators: Columns) -> Columns:
+        """Predict operators."""
+
+    def reprice(self, operators: Columns, target: Columns) -> Columns:
+        """Rescale operators."""
+
+    def row_times(self, rows: Rows) -> Floats:
+        """Predict the time [s] of rows as ``curves.sized_rows`` returns them."""
 
 
 def looks_at_rows(model: OperatorModel) -> bool:
     """Return whether a model declares that it looks at each operator by itself."""
     return bool(getattr(model, "by_row", False))
+
+
+class RowCostModel:
+    """A model of trioflow's own, which looks at each row by itself: of frames it answers frames, of columns columns."""
+
+    @property
+    def by_row(self) -> bool:
+        """Whether an answer depends on an operator's name, shapes and sizes alone."""
+        return True
+
+    def predict(self, operators: Table) -> Table:
+        """Predict operators from their names, shapes and sizes alone; times are not read.
+
+        Raises TableError when a column is missing or a size out of range.
+        """
+        return as_given(self.price(as_columns(operators)), operators)
+
+    def rescale(self, operators: Table, target: Table) -> Table:
+        """Predict recorded operators at the ``flop`` and bytes of ``target``, which has the same rows.
+
+        Raises TableError when a column, value or row does not fit.
+        """
+        if not isinstance(operators, Columns) and not operators.index.equals(target.index):
+            raise TableError(
+                "recorded and target operators have different rows",
+                fix="give the same operators in the same order, with other sizes",
+            )
+        return as_given(self.reprice(as_columns(operators), as_columns(target)), operators)
+
+    def price(self, operators: Columns) -> Columns:
+        """Predict operators; see `OperatorModel`."""
+        raise NotImplementedError
+
+    def reprice(self, operators: Columns, target: Columns) -> Columns:
+        """Rescale operators; see `OperatorModel`."""
+        raise NotImplementedError
+
+
+def as_given(prices: Columns, operators: Table) -> Table:
+    """Return a prediction as columns, or as a frame with the rows of the frame that was given."""
+    return prices if isinstance(operators, Columns) else prices.to_frame().set_axis(operators.index)
+
+
+def price_columns(model: OperatorModel, operators: Columns) -> Columns:
+    """Return what ``model.predict`` says of operators; a model of another package is given a frame."""
+    if isinstance(model, RowCostModel):
+        return model.price(operators)
+    return as_columns(model.predict(operators.to_frame(_WHOLE_NUMBERS)))
+
+
+def reprice_columns(model: OperatorModel, operators: Columns, target: Columns) -> Columns:
+    """Return what ``model.rescale`` says of operators, as `price_columns`."""
+    if isinstance(model, RowCostModel):
+        return model.reprice(operators, target)
+    return as_columns(model.rescale(*(table.to_frame(_WHOLE_NUMBERS) for table in (operators, target))))
+
+
+_WHOLE_NUMBERS = ("batch_dim", "sequence_number", "forward_op_id")
 
 
 class OperatorModelFit(Protocol):

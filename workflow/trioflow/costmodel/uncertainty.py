@@ -28,15 +28,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.base.arguments import check_argument
+from trioflow.base.columns import Columns
 from trioflow.base.errors import InputError
 from trioflow.base.plan_row import Plan
 from trioflow.base.provenance import PACKAGE, read_json, read_table
 from trioflow.base.units import format_time
-from trioflow.costmodel.features import Floats, OperatorModel, looks_at_rows
+from trioflow.costmodel.features import (
+    Floats,
+    OperatorModel,
+    RowCostModel,
+    looks_at_rows,
+    price_columns,
+    reprice_columns,
+)
 from trioflow.costmodel.operators.curves import Key, lookup_order
 from trioflow.trace.store import Trace
 
@@ -308,7 +315,7 @@ def anchor_step(trace: Trace, way: str = TIMER) -> StepAnchor:
     step_s = trace.facts.measured_end_to_end_s
     if step_s is None or way == NONE:
         return StepAnchor()
-    time_s = trace.operators["device_ns"].to_numpy(np.float64) * 1e-9
+    time_s = trace.operator_columns["device_ns"] * 1e-9
     timed, total_s = int((time_s > 0).sum()), float(time_s.sum())
     if not timed:
         raise InputError("a trace without times has no step to anchor")
@@ -320,7 +327,7 @@ def anchor_step(trace: Trace, way: str = TIMER) -> StepAnchor:
 
 
 @dataclass(frozen=True)
-class AnchoredModel:
+class AnchoredModel(RowCostModel):
     """An operator model whose every time is that of an operator within a step."""
 
     base: OperatorModel  # Fitted to operators timed alone
@@ -331,13 +338,13 @@ class AnchoredModel:
         """Whether the base looks at each operator by itself; anchoring does."""
         return looks_at_rows(self.base)
 
-    def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
+    def price(self, operators: Columns) -> Columns:
         """Predict operators from their sizes, then anchor them."""
-        return self._anchored(self.base.predict(operators))
+        return self._anchored(price_columns(self.base, operators))
 
-    def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
+    def reprice(self, operators: Columns, target: Columns) -> Columns:
         """Rescale recorded operators, then anchor them."""
-        return self._anchored(self.base.rescale(operators, target))
+        return self._anchored(reprice_columns(self.base, operators, target))
 
     def step_interval(self, kind: str = "rescale", distance: float | None = None) -> tuple[float, float]:
         """Return the base's interval."""
@@ -347,11 +354,8 @@ class AnchoredModel:
         """Return the base's words."""
         return self.base.step_interval_basis(kind)
 
-    def _anchored(self, found: pd.DataFrame) -> pd.DataFrame:
-        frame = found.copy()
-        for column in _NUMBERS:
-            frame[column] = self.anchor.apply(frame[column].to_numpy(np.float64))
-        return frame
+    def _anchored(self, prices: Columns) -> Columns:
+        return prices.assign(**{name: self.anchor.apply(prices[name]) for name in _NUMBERS})
 
 
 SHIPPED = PACKAGE / "data" / "step_residuals.tsv"

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.columns import as_columns
 from trioflow.base.derived import Derives, derived
 from trioflow.base.errors import PlanError, TraceError
 from trioflow.costmodel.device_times import host_times, rescale_distinct
@@ -195,5 +196,5 @@ def predict_operator_times(
     operators: pd.DataFrame, target: pd.DataFrame, model: OperatorModel
 ) -> tuple[NDArray[np.float64], bool]:
     """Return each operator's device time at the target work [s], and whether any is out of range; host time does not scale."""
-    predicted = rescale_distinct(model, operators, target)
-    return predicted["time_s"].to_numpy(dtype=np.float64), bool(predicted["extrapolated"].any())
+    predicted = rescale_distinct(model, as_columns(operators), as_columns(target))
+    return predicted["time_s"], bool(predicted["extrapolated"].any())

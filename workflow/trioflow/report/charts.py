@@ -546,7 +546,7 @@ def _draw_bars(
 def draw_roofline(prediction: Prediction) -> Chart:
     """Draw how near each class of operators comes to what the GPU's compute and memory allow."""
     trace, device = prediction.step.trace, prediction.step.platform.device
-    work = trace.operators.assign(operator_class=classify(trace.operators).to_numpy())
+    work = trace.operators.assign(operator_class=classify(trace.operators))
     work["bytes"] = work["read_bytes"] + work["write_bytes"]
     sums = work.groupby("operator_class", sort=False)[["device_ns", "flop", "bytes"]].sum().astype(float)
     time_s = ns_to_s(1) * sums["device_ns"]

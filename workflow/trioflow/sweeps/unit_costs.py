@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.columns import as_columns
 from trioflow.base.derived import Derives, derived
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
@@ -425,7 +426,7 @@ def _number_phases(trace: ModelGraph) -> NDArray[np.int64]:
 
 @derived()
 def _number_rows(reference: Reference) -> NDArray[np.int64]:
-    return number_rows(reference.operators)
+    return number_rows(as_columns(reference.operators))
 
 
 @partial(of_model, key=lambda plan: (plan.recompute, plan.stages))

@@ -34,7 +34,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from trioflow import __version__, tables
-from trioflow.base.columns import Columns
+from trioflow.base.columns import Columns, as_columns
 from trioflow.base.errors import InputError, TraceError, suggest
 from trioflow.base.input_files import LARGEST_JSON_BYTES, check_file, parse_json
 from trioflow.base.provenance import atomic_path, digest_file, read_json, write_json
@@ -469,10 +469,6 @@ class _Table:
         vars(trace)[self.name] = table
 
 
-def _as_columns(table: pd.DataFrame | Columns) -> Columns:
-    return table if isinstance(table, Columns) else Columns.of_frame(table)
-
-
 @dataclass(repr=False, eq=False)
 class Trace:
     """One training step of one rank."""
@@ -484,12 +480,12 @@ class Trace:
     @property
     def operator_columns(self) -> Columns:
         """The operators, without a frame."""
-        return _as_columns(vars(self)["operators"])
+        return as_columns(vars(self)["operators"])
 
     @property
     def tensor_columns(self) -> Columns:
         """The tensors, without a frame."""
-        return _as_columns(vars(self)["tensors"])
+        return as_columns(vars(self)["tensors"])
 
     def replace(self, facts: Facts, operators: pd.DataFrame | Columns | None = None) -> Self:
         """Return a trace of the same tensors with other facts, and with other operators where given."""

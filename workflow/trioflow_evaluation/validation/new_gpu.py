@@ -90,7 +90,9 @@ def validate_new_gpu(data: PublicPairs) -> pd.DataFrame:
 def _judge_case(source: Case, sized: pd.DataFrame, target: Case, rule: str, model: NewGpuModel) -> list[dict[str, Any]]:
     """Return the rows of one case, one pair of GPUs and one rule."""
     precision = str(source.trace.facts.precision)
-    predicted = scale_rows(sized, source.device, target.device, rule, precision, model, floor_of(source.trace))
+    predicted = scale_rows(
+        sized, source.device, target.device, rule, precision, model, floor_of(source.trace)
+    ).to_frame()
     there = target.trace.operators
     interval = model.step_interval(rule)
     rows = []
@@ -117,7 +119,7 @@ def _judge_case(source: Case, sized: pd.DataFrame, target: Case, rule: str, mode
     total_s = float(there["device_ns"].sum()) * 1e-9
     whole_s = target.trace.facts.measured_end_to_end_s
     if whole_s:
-        predicted = carry_step(source.trace, source.device, target.device, rule, precision, model)
+        predicted = carry_step(source.trace, source.device, target.device, rule, precision, model).to_frame()
         rows.append(
             _row(
                 rule,

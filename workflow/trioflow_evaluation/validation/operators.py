@@ -88,7 +88,7 @@ def judge_pair(device: str, model: str, fitted: Any, source: Trace, target: Trac
     mode = str(source.facts.mode or "train")
     name = f"{source.facts.workload} {mode} {before} -> {after}"
     case = Case(BATCH_CHANGE, model, name, device, f"recorded at batch {before}")
-    recorded = recorded_times(source.operators).to_numpy(np.float64)
+    recorded = recorded_times(source.operators)
     if model == "recorded":
         case = replace(case, source="operators measured at the target, summed")
         found = None
@@ -97,7 +97,7 @@ def judge_pair(device: str, model: str, fitted: Any, source: Trace, target: Trac
     rows = []
     for phase in ("", "forward", "backward"):
         mine, theirs = _phase(source.operators, phase), _phase(target.operators, phase)
-        oracle_s = float(recorded_times(target.operators).to_numpy()[theirs].sum())
+        oracle_s = float(recorded_times(target.operators)[theirs].sum())
         measured_s = _measured_s(target, phase)
         known_s = _measured_s(source, phase)
         group = f"{mode} {phase}".strip()
@@ -138,7 +138,7 @@ def judge_shapes(device: str, model: str, fitted: Any, trace: Trace) -> list[Row
         mine = _phase(operators, phase)
         if not mine.any():
             continue
-        oracle_s = float(recorded_times(operators).to_numpy()[mine].sum())
+        oracle_s = float(recorded_times(operators)[mine].sum())
         time_s, outside = _sum(found, mine)
         answer = time_s * _step_factors(model, fitted, "predict", 1.0)
         group = f"{mode} {phase}".strip()
@@ -182,7 +182,7 @@ def _operator_rows(case: Case, found: pd.DataFrame, operators: pd.DataFrame, tar
     """Return a row for every distinct operator: those of repeated layers are added up."""
     sized = sized_rows(operators, products=True)
     frame = found.reset_index(drop=True).assign(
-        measured_s=recorded_times(target).to_numpy(),
+        measured_s=recorded_times(target),
         group=sized["operator_class"] + " " + sized["phase"],
         operator=[
             f"{name} {describe_sizes(shapes)}"

@@ -352,7 +352,7 @@ def trace_rows(operators: pd.DataFrame, *, products: bool = False) -> pd.DataFra
     rows[["operator_class", *FEATURES]] = sized[["operator_class", *FEATURES]]
     if products:
         rows[[*PRODUCTS]] = sized[[*PRODUCTS]]
-    rows["time_s"] = recorded_times(operators).to_numpy()
+    rows["time_s"] = recorded_times(operators)
     return rows
 
 

@@ -8,20 +8,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-import pandas as pd
+from numpy.typing import NDArray
 
+from trioflow.base.columns import Columns, as_columns
 from trioflow.base.errors import InputError, TraceError
 from trioflow.base.provenance import stamp, write_json
 from trioflow.base.settings import PRECISIONS
-from trioflow.base.units import s_to_ns
-from trioflow.costmodel.features import FEATURES, Floats, RowModel
+from trioflow.base.units import NS_PER_S
+from trioflow.costmodel.features import FEATURES, Floats, RowCostModel, RowModel, Rows, Table, as_given
 from trioflow.costmodel.files import SHIPPED_MODELS, read_model_file, to_json
 from trioflow.costmodel.new_gpu.rules import DEFAULT_RULE, Exponents, apply_rule, class_key, size_rows
-from trioflow.costmodel.operators.curves import ANY, NOTHING_S
+from trioflow.costmodel.operators.curves import ANY, NOTHING_S, sized_rows
 from trioflow.costmodel.operators.model import rescale_rows, resize_rows, with_times
 from trioflow.costmodel.uncertainty import ASSUMED_FACTOR, Interval, StepBand, anchor_step, combine_intervals
 from trioflow.hardware.machine import DeviceSheet, find_device
@@ -71,21 +73,22 @@ class NewGpuModel:
         write_json(path, {"kind": KIND, "format": FORMAT, **to_json(self), "provenance": stamp(inputs)})
 
 
+@cache
 def load_new_gpu_model(path: str | Path = SHIPPED_FILE) -> NewGpuModel:
     """Read a model, by default the shipped one; InputError where it is missing, incomplete or another file."""
     return read_model_file(path, KIND, "a new-GPU model", {"format": FORMAT}, NewGpuModel)
 
 
-def shortest_time_s(operators: pd.DataFrame) -> float:
+def shortest_time_s(operators: Rows) -> float:
     """Return the shortest recorded time above 0 [s]: what a launch takes whatever it runs."""
-    times = operators.loc[operators["device_ns"] > 0, "device_ns"]
-    return float(times.min()) * 1e-9 if len(times) else 0.0
+    times = np.asarray(operators["device_ns"], np.float64)
+    return float(times[times > 0].min()) * 1e-9 if (times > 0).any() else 0.0
 
 
 def floor_of(trace: Trace) -> float:
     """Return the timer's reading where nothing runs, or else the shortest recorded time [s]."""
     floor_s = trace.facts.timer_floor_s
-    return float(floor_s) if floor_s else shortest_time_s(trace.operators)
+    return float(floor_s) if floor_s else shortest_time_s(trace.operator_columns)
 
 
 COMPUTE = "compute"
@@ -94,7 +97,7 @@ _OF_THE_SOURCE = ("measured_", "busy_over_measured", "timer_floor_s", "host_only
 
 
 def scale_trace(
-    operators: pd.DataFrame,
+    operators: Table,
     source: DeviceSheet,
     target: DeviceSheet,
     *,
@@ -102,7 +105,7 @@ def scale_trace(
     precision: str,
     model: NewGpuModel | None = None,
     floor_s: float | None = None,
-) -> pd.DataFrame:
+) -> Table:
     """Predict the operators of a trace on another GPU: times [s] with 80 % of residuals on GPUs left out.
 
     ``rule``: one of ``rules.list_rules``. ``precision``
@@ -119,54 +122,45 @@ def scale_trace(
     """
     if precision not in PRECISIONS:
         raise InputError(f"unknown precision {precision!r}", fix=f"use one of {', '.join(PRECISIONS)}")
+    columns = as_columns(operators)
     if floor_s is None:
-        floor_s = shortest_time_s(operators)
-    rows = size_rows(operators)
-    rows["kept"] = False if "kind" not in operators.columns else operators["kind"].to_numpy() != COMPUTE
+        floor_s = shortest_time_s(columns)
+    rows = _mark_kept(size_rows(columns), columns)
     model = model or load_new_gpu_model()
-    predicted = scale_rows(rows, source, target, rule, precision, model, floor_s)
-    return predicted.set_index(operators.index)
+    return as_given(scale_rows(rows, source, target, rule, precision, model, floor_s), operators)
+
+
+def _mark_kept(rows: Columns, operators: Columns) -> Columns:
+    """Return rows with those ``kept`` that no data sheet times: copies and collectives."""
+    return rows.assign(kept=~operators["kind"].isin([COMPUTE])) if "kind" in operators else rows
 
 
 def scale_rows(
-    rows: pd.DataFrame,
-    source: DeviceSheet,
-    target: DeviceSheet,
-    rule: str,
-    precision: str,
-    model: NewGpuModel,
-    floor_s: float,
-) -> pd.DataFrame:
+    rows: Rows, source: DeviceSheet, target: DeviceSheet, rule: str, precision: str, model: NewGpuModel, floor_s: float
+) -> Columns:
     """Predict ``rules.size_rows`` as :func:`scale_trace`; where ``kept`` is true a row keeps its time."""
-    times = rows["time_s"].to_numpy(np.float64)
+    times = np.asarray(rows["time_s"], np.float64)
     predicted, outside = apply_rule(
         rule, rows, source, target, precision=precision, fitted=model.exponents, floor_s=floor_s
     )
     tensor = any(device.runs_on_tensor_cores(precision) for device in (source, target))
     low, high = model.factors(rule, [class_key(name, tensor) for name in rows["operator_class"].tolist()])
     kept = np.asarray(times == 0) | source.is_same_gpu(target)
-    if "kept" in rows.columns:
-        kept |= rows["kept"].to_numpy(dtype=bool)
+    if "kept" in rows:
+        kept |= np.asarray(rows["kept"], dtype=bool)
     predicted = np.where(kept, times, predicted)
     low, high = np.where(kept, 1.0, low), np.where(kept, 1.0, high)
-    return pd.DataFrame(
-        {
-            "time_s": predicted,
-            "low_s": predicted * low,
-            "high_s": predicted * high,
-            "extrapolated": np.asarray(outside, dtype=bool) & ~kept,
-        },
-        index=rows.index,
-    )
+    outside = np.asarray(outside, dtype=bool) & ~kept
+    return Columns({"time_s": predicted, "low_s": predicted * low, "high_s": predicted * high, "extrapolated": outside})
 
 
 def carry_step(
     trace: Trace, source: DeviceSheet, target: DeviceSheet, rule: str, precision: str, model: NewGpuModel
-) -> pd.DataFrame:
+) -> Columns:
     """Predict the operators of a trace on another GPU as they run within the step, timed alone or not (``anchor_step``)."""
     anchor = anchor_step(trace)
-    within = anchor.apply(trace.operators["device_ns"].to_numpy(np.float64) * 1e-9)
-    timed = trace.operators.assign(device_ns=[s_to_ns(float(value)) for value in within])
+    within = anchor.apply(trace.operator_columns["device_ns"] * 1e-9)
+    timed = trace.operator_columns.assign(device_ns=round_ns(within))
     floor_s = max(floor_of(trace) - anchor.timer_s, 0.0) * anchor.scale
     return scale_trace(timed, source, target, rule=rule, precision=precision, model=model, floor_s=floor_s)
 
@@ -196,25 +190,25 @@ def retime_trace(trace: Trace, target: DeviceSheet | str, *, precision: str | No
         raise TraceError("the trace does not say its precision", fix="import it again with --precision")
     model = load_new_gpu_model()
     predicted = scale_trace(
-        trace.operators, source, target, precision=str(precision), model=model, floor_s=floor_of(trace)
+        trace.operator_columns, source, target, precision=str(precision), model=model, floor_s=floor_of(trace)
     )
-    operators = retime_operators(trace.operators, predicted["time_s"])
+    operators = retime_operators(trace.operator_columns, predicted["time_s"])
     facts = _retime_facts(trace, operators)
     if trace.facts.measured_end_to_end_s is not None:
         within = carry_step(trace, source, target, DEFAULT_RULE, str(precision), model)
         measured_s = float(within["time_s"].sum())
         facts = replace(facts, measured_end_to_end_s=measured_s, timer_floor_s=trace.facts.timer_floor_s)
     facts = _label_facts(trace, facts, predicted, (source, target), model)
-    return Trace(operators, trace.tensors, facts)
+    return trace.replace(facts, operators)
 
 
 def _label_facts(
-    trace: Trace, facts: Facts, predicted: pd.DataFrame, devices: tuple[DeviceSheet, DeviceSheet], model: NewGpuModel
+    trace: Trace, facts: Facts, predicted: Columns, devices: tuple[DeviceSheet, DeviceSheet], model: NewGpuModel
 ) -> Facts:
     """Return facts that say that and how the times were carried from one GPU to another."""
     source, target = devices
     total_s = float(predicted["time_s"].sum())
-    beyond_s = float(predicted.loc[predicted["extrapolated"].astype(bool), "time_s"].sum())
+    beyond_s = float(predicted["time_s"][predicted["extrapolated"]].sum())
     rule = DEFAULT_RULE
     low, high = model.step_interval(rule)
     label = label_new_gpu(source, target)
@@ -247,8 +241,9 @@ def _check(trace: Trace) -> None:
             f"the trace's times are themselves predicted ({trace.facts.new_gpu['label']})",
             fix="start from the trace that was captured",
         )
-    times_ns = trace.operators["device_ns"].where(trace.operators["kind"] == "compute", 0)
-    unknown = (trace.operators[list(FEATURES)] == 0).all(axis=1)
+    operators = trace.operator_columns
+    times_ns = operators["device_ns"] * operators["kind"].isin([COMPUTE])
+    unknown = ~np.any([operators[name] for name in FEATURES], axis=0)
     share = float(times_ns[unknown].sum()) / max(float(times_ns.sum()), 1.0)
     if share > _MOST_UNKNOWN:
         raise TraceError(
@@ -258,17 +253,22 @@ def _check(trace: Trace) -> None:
         )
 
 
-def retime_operators(operators: pd.DataFrame, time_s: Iterable[float]) -> pd.DataFrame:
+def round_ns(time_s: Floats) -> NDArray[np.int64]:
+    """Return times in whole nanoseconds, as ``units.s_to_ns``."""
+    return np.rint(time_s * NS_PER_S).astype(np.int64)
+
+
+def retime_operators(operators: Columns, time_s: Floats) -> Columns:
     """Return operators with other times [s]; each starts later by what those before it grew."""
-    after = np.array([s_to_ns(float(value)) for value in time_s], dtype=np.int64)
-    grown = np.cumsum(after - operators["device_ns"].to_numpy(np.int64))
-    starts = np.maximum(operators["start_ns"].to_numpy(np.int64) + np.concatenate([[0], grown[:-1]]), 0)
+    after = round_ns(time_s)
+    grown = np.cumsum(after - operators["device_ns"])
+    starts = np.maximum(operators["start_ns"] + np.concatenate([[0], grown[:-1]]), 0)
     return operators.assign(device_ns=after, start_ns=np.maximum.accumulate(starts))
 
 
-def _retime_facts(trace: Trace, operators: pd.DataFrame) -> Facts:
+def _retime_facts(trace: Trace, operators: Columns) -> Facts:
     """Return the facts with the step's times changed as the operators' are."""
-    before_s = float(trace.operators["device_ns"].sum()) * 1e-9
+    before_s = float(trace.operator_columns["device_ns"].sum()) * 1e-9
     after_s = float(operators["device_ns"].sum()) * 1e-9
     step_s = float(trace.facts.step_time_s)
     # Where operators overlap, their sum exceeds the step, which then changes in proportion.
@@ -294,10 +294,9 @@ def _traced(facts: Facts) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class NewGpuOperatorModel:
+class NewGpuOperatorModel(RowCostModel):
     """Predicts operators on a target GPU: the source's model, then the new-GPU rule."""
 
-    by_row: ClassVar[bool] = True
     base: RowModel  # Fitted on the source
     source: DeviceSheet  # The two GPUs
     target: DeviceSheet
@@ -314,29 +313,28 @@ class NewGpuOperatorModel:
         """Method of the source's model, and the label."""
         return f"{self.base.method}; {label_new_gpu(self.source, self.target)}"
 
-    def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
+    def price(self, operators: Columns) -> Columns:
         """Predict operators from names and sizes alone; the intervals of both steps join."""
-        there = self.base.predict(operators)
-        timed = operators.assign(device_ns=[s_to_ns(float(value)) for value in there["time_s"]])
-        here = scale_trace(timed, self.source, self.target, precision=self.precision, model=self.model, floor_s=0.0)
-        low, high = (_join(there, here, end) for end in ("low_s", "high_s"))
-        return here.assign(
-            low_s=here["time_s"] * low,
-            high_s=here["time_s"] * high,
-            extrapolated=there["extrapolated"].to_numpy() | here["extrapolated"].to_numpy(),
-        )
+        there = self.base.price(operators)
+        rows = sized_rows(operators, products=True).assign(time_s=round_ns(there["time_s"]) / NS_PER_S)
+        here = self._carry(_mark_kept(rows, operators))
+        ends = {end: here["time_s"] * _join(there, here, end) for end in ("low_s", "high_s")}
+        return here.assign(**ends, extrapolated=there["extrapolated"] | here["extrapolated"])
 
-    def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
+    def reprice(self, operators: Columns, target: Columns) -> Columns:
         """Carry over what the source's model says of both sizes; unchanged sizes keep their time."""
-        there = self.base.rescale(operators, target)
-        time_s = rescale_rows(resize_rows(operators, target, products=True), self.row_times, waves=False)
-        return with_times(there, time_s)
+        sizing = resize_rows(operators, target, products=True)
+        return with_times(self.base.reprice(operators, target), rescale_rows(sizing, self.row_times, waves=False))
 
-    def row_times(self, rows: pd.DataFrame) -> Floats:
-        """Predict the time [s] of rows as ``operators.curves.sized_rows`` returns them."""
-        timed = rows.assign(time_s=self.base.row_times(rows))
-        found = scale_rows(timed, self.source, self.target, DEFAULT_RULE, self.precision, self.model, 0.0)
-        return found["time_s"].to_numpy(np.float64)
+    def row_times(self, rows: Rows) -> Floats:
+        """Predict the time [s] of rows as ``curves.sized_rows`` returns them."""
+        columns = as_columns(rows)
+        carried: Floats = self._carry(columns.assign(time_s=self.base.row_times(columns)))["time_s"]
+        return carried
+
+    def _carry(self, rows: Columns) -> Columns:
+        """Return what the rule makes of rows with the source's times."""
+        return scale_rows(rows, self.source, self.target, DEFAULT_RULE, self.precision, self.model, 0.0)
 
     def step_interval(self, kind: str = "rescale", distance: float | None = None) -> tuple[float, float]:
         """Return the 80 % interval of a step's compute, relative to its prediction.
@@ -357,15 +355,10 @@ class NewGpuOperatorModel:
         return f"{basis}, on {self.source.driver_name}"
 
 
-def _join(first: pd.DataFrame, second: pd.DataFrame, end: str) -> Floats:
+def _join(first: Columns, second: Columns, end: str) -> Floats:
     """Return the factor at one end of the product of two independent factors."""
-    parts = []
-    for frame in (first, second):
-        middle = np.maximum(frame["time_s"].to_numpy(np.float64), NOTHING_S)
-        limit = np.maximum(frame[end].to_numpy(np.float64), NOTHING_S)
-        parts.append(np.log(limit / middle))
-    sign = -1.0 if end == "low_s" else 1.0
-    return np.asarray(np.exp(sign * np.hypot(*parts)), np.float64)
+    logs = [np.log(np.maximum(p[end], NOTHING_S) / np.maximum(p["time_s"], NOTHING_S)) for p in (first, second)]
+    return np.asarray(np.exp(np.hypot(*logs) * (-1.0 if end == "low_s" else 1.0)), np.float64)
 
 
 def derive_operator_model(

@@ -6,10 +6,10 @@ from functools import cache
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
+from trioflow.base.columns import Columns, as_texts
 from trioflow.base.plugins import list_plugins, load_plugin
-from trioflow.costmodel.features import Floats, base_class
+from trioflow.costmodel.features import FEATURES, Floats, Rows, Table, base_class
 from trioflow.costmodel.operators.curves import ANY, recorded_times, sized_rows
 from trioflow.costmodel.uncertainty import SHORTEST_S
 from trioflow.hardware.machine import FALLBACK_PRECISION, DeviceSheet
@@ -63,20 +63,18 @@ class Rates:
     power_per_rate: Floats  # Power limit over peak rate [W/(Tflop/s)]
 
 
-def size_rows(operators: pd.DataFrame) -> pd.DataFrame:
+def size_rows(operators: Table) -> Table:
     """Return class, phase, features, products and ``time_s`` [s] of operators; TableError where a column or value is wrong."""
-    times = recorded_times(operators).to_numpy(np.float64)
-    return sized_rows(operators, products=True, kinds=False).assign(time_s=times)
+    return sized_rows(operators, products=True, kinds=False).assign(time_s=recorded_times(operators))
 
 
-def device_rates(rows: pd.DataFrame, device: DeviceSheet, precision: str) -> Rates:
+def device_rates(rows: Rows, device: DeviceSheet, precision: str) -> Rates:
     """Return the peaks that rows meet on a device: products at the precision, all else on vector units."""
-    classes = rows["operator_class"].tolist()
-    products = np.array([base_class(name) in TENSOR_CLASSES for name in classes], dtype=bool)
+    products = as_texts(rows["operator_class"]).holds(lambda name: base_class(name) in TENSOR_CLASSES)
     peak = np.where(products, device.peak(precision), device.peak(FALLBACK_PRECISION))
     return Rates(
         peak,
-        np.full(len(rows), device.memory_bandwidth_bytes_per_s),
+        np.full(len(peak), device.memory_bandwidth_bytes_per_s),
         device.power_limit_w / (peak / _WATT_PER_FLOP_UNIT),
     )
 
@@ -131,7 +129,7 @@ def expected_s(flop: Floats, data_bytes: Floats, rates: Rates, exponents: Expone
 
 
 def _apply_ours(
-    rows: pd.DataFrame,
+    rows: Rows,
     source: DeviceSheet,
     target: DeviceSheet,
     precision: str,
@@ -139,15 +137,15 @@ def _apply_ours(
     fitted: Mapping[str, Exponents],
 ) -> tuple[Floats, npt.NDArray[np.bool_]]:
     """Carry the reached share of the roofline over; times [s], and rows outside the fitted classes or range."""
-    times = rows["time_s"].to_numpy(np.float64)
-    flop = rows["flop"].to_numpy(np.float64)
-    data = (rows["read_bytes"] + rows["write_bytes"]).to_numpy(np.float64)
+    times, flop, read, write = (np.asarray(rows[name], np.float64) for name in ("time_s", *FEATURES))
+    data = read + write
     before, after = (device_rates(rows, device, precision) for device in (source, target))
     tensor = source.runs_on_tensor_cores(precision) or target.runs_on_tensor_cores(precision)
-    keys = np.array([class_key(name, tensor) for name in rows["operator_class"].tolist()], dtype=object)
-    result, outside = times.copy(), np.zeros(len(rows), dtype=bool)
-    for key in sorted(set(keys)):
-        at = np.flatnonzero((keys == key) & (flop + data > 0) & (times > 0))
+    classes = as_texts(rows["operator_class"])
+    result, outside = times.copy(), np.zeros(len(times), dtype=bool)
+    for key in sorted({class_key(name, tensor) for name in classes.words}):
+        of_key = classes.holds(lambda name, key=key: class_key(name, tensor) == key)  # type: ignore[misc]
+        at = np.flatnonzero(of_key & (flop + data > 0) & (times > 0))
         exponents, own = find_exponents(fitted, key)
         old, new = _select(before, at), _select(after, at)
         floor = np.minimum(floor_s, times[at])
@@ -187,7 +185,7 @@ def find_rule(name: str) -> Callable[..., tuple[Floats, npt.NDArray[np.bool_]]]:
 
 def apply_rule(
     rule: str,
-    rows: pd.DataFrame,
+    rows: Rows,
     source: DeviceSheet,
     target: DeviceSheet,
     *,
@@ -195,5 +193,9 @@ def apply_rule(
     floor_s: float,
     fitted: Mapping[str, Exponents],
 ) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """Apply a rule of :func:`list_rules`: times [s], and which rows are outside what it was fitted to."""
-    return find_rule(rule)(rows, source, target, precision, floor_s, fitted)
+    """Apply a rule of :func:`list_rules`: times [s], and which rows are outside what it was fitted to.
+
+    A package's rule is given a frame.
+    """
+    given = rows.to_frame() if isinstance(rows, Columns) and rule not in RULES else rows
+    return find_rule(rule)(given, source, target, precision, floor_s, fitted)

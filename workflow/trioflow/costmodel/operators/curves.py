@@ -18,12 +18,21 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
+from trioflow.base.columns import Columns, Texts, as_texts
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import PACKAGE, read_table
 from trioflow.base.units import NS_PER_S
-from trioflow.costmodel.features import FEATURES, Floats, base_class, classify, feature_matrix
+from trioflow.costmodel.features import (
+    FEATURES,
+    Floats,
+    Rows,
+    Table,
+    base_class,
+    classify,
+    feature_matrix,
+    read_numbers,
+)
 from trioflow.costmodel.operators.products import PRODUCT_CLASSES, PRODUCTS, product_columns, product_sizes, work_matrix
 
 DIGITS = 12
@@ -228,68 +237,55 @@ CALLS, KERNELS = "calls", "kernels"
 _SMALL_KERNELS = PACKAGE / "data" / "small_kernels.tsv"
 
 
-def sized_rows(operators: pd.DataFrame, *, products: bool = False, kinds: bool = True) -> pd.DataFrame:
-    """Return class, phase and features of operators, rows numbered from 0.
+def sized_rows(operators: Table, *, products: bool = False, kinds: bool = True) -> Table:
+    """Return class, phase and features of operators, rows numbered from 0; columns of columns, a frame of a frame.
 
     ``products``: with the columns ``PRODUCTS``, and (``kinds``) kinds for batched products, batch norms and
     the accumulation of gradients. Raises TableError when a column is missing or a size is out of range.
     """
-    if "phase" not in operators.columns:
+    if "phase" not in operators:
         raise TableError("operator table has no column phase")
     columns: dict[str, Any] = dict(zip(FEATURES, feature_matrix(operators).T, strict=True))
-    classes = classify(operators).to_numpy(dtype=object)
-    columns["phase"] = operators["phase"].to_numpy()
+    classes = np.array(classify(operators), dtype=object)
+    columns["phase"] = as_texts(operators["phase"])
     if products:
-        columns |= zip(PRODUCTS, product_columns(operators, list(classes)).T, strict=True)
+        columns |= zip(PRODUCTS, product_columns(operators, classes.tolist()).T, strict=True)
         classes = _append_kinds(operators, classes, columns) if kinds else classes
-    return pd.DataFrame({**columns, "operator_class": classes})
+    rows = Columns({**columns, "operator_class": Texts.of(classes)})
+    return rows if isinstance(operators, Columns) else rows.to_frame()
 
 
-_KINDS = {
-    name: re.compile(said)
-    for name, said in (
-        ("norm/batch", "(?i)batch_?norm"),
-        ("gemm/grouped", "grouped_mm"),
-        ("/fp8", "::_?scaled_"),
-        ("/fp8-block", "::_?block_scaled_"),
-    )
-}
-"""What the names of some kinds of operators hold."""
+_KINDS = (("norm", "norm/batch", "(?i)batch_?norm"), ("gemm", "gemm/grouped", "grouped_mm"))
+_SCALED_KINDS = (("/fp8", "::_?scaled_"), ("/fp8-block", "::_?block_scaled_"))
+"""Class, kind and what the names of such operators hold; what is appended to products in FP8."""
 
 
-def _append_kinds(operators: pd.DataFrame, classes: Names, rows: Mapping[str, Any]) -> Names:
+def _append_kinds(operators: Rows, classes: Names, rows: Mapping[str, Any]) -> Names:
     """Append the kind to batch norms, products over several problems, gradient accumulation."""
-    kinds = classes.copy()
-    names = operators["name"].tolist()
-
-    def holds(kind: str, operator_class: str) -> npt.NDArray[np.bool_]:
-        said = {name: bool(_KINDS[kind].search(str(name))) for name in set(names)}
-        pairs = zip(names, classes.tolist(), strict=True)
-        return np.array([said[name] and of == operator_class for name, of in pairs], dtype=bool)
-
-    kinds[holds("norm/batch", "norm")] = "norm/batch"
+    kinds, names = classes.copy(), as_texts(operators["name"])
     kinds[(classes == "gemm") & (rows["product_batch"] > 1)] = "gemm/batched"
-    kinds[holds("gemm/grouped", "gemm")] = "gemm/grouped"
-    for kind in ("/fp8", "/fp8-block"):
-        kinds[holds(kind, "gemm")] += kind
+    for operator_class, kind, pattern in _KINDS:
+        kinds[names.holds(re.compile(pattern).search) & (classes == operator_class)] = kind
+    for ending, pattern in _SCALED_KINDS:
+        kinds[names.holds(re.compile(pattern).search) & (classes == "gemm")] += ending
     growing = ("batch_read_bytes", "batch_write_bytes")
-    if all(name in operators.columns for name in growing):
-        still = [operators[name].to_numpy(np.float64, na_value=np.nan) == 0 for name in growing]
-        backward = np.asarray(rows["phase"] == "backward", dtype=bool)
+    if all(name in operators for name in growing):
+        still = [read_numbers(operators[name]) == 0 for name in growing]
         fixed = still[0] & still[1] & (rows["write_bytes"] > 0)
+        backward = rows["phase"].isin(["backward"])
         kinds[(classes == "elementwise") & backward & fixed] = "elementwise/accumulation"
     return kinds
 
 
-def recorded_times(operators: pd.DataFrame) -> pd.Series[float]:
+def recorded_times(operators: Rows) -> Floats:
     """Return ``device_ns`` in seconds; TableError where one is missing or negative."""
-    if "device_ns" not in operators.columns:
+    if "device_ns" not in operators:
         raise TableError("operator table has no column device_ns")
-    times = pd.to_numeric(operators["device_ns"], errors="coerce").astype("float64")
-    wrong = np.flatnonzero(~(times.to_numpy() >= 0))
+    times = read_numbers(operators["device_ns"])
+    wrong = np.flatnonzero(~(times >= 0))
     if len(wrong):
         raise TableError(
-            f"{operators['device_ns'].iloc[wrong[0]]} is negative or not a number",
+            f"{operators['device_ns'].tolist()[wrong[0]]} is negative or not a number",
             place=f"row {wrong[0]}, column device_ns",
         )
     return times / NS_PER_S
@@ -364,18 +360,22 @@ def find_class(curves: Mapping[Key, ClassCurve], operator_class: str, phase: str
     raise InputError(f"the cost model has no curve for {operator_class} in {phase}", fix="fit the model again")
 
 
-def class_positions(rows: pd.DataFrame) -> Iterator[tuple[str, str, Positions]]:
+def class_positions(rows: Rows) -> Iterator[tuple[str, str, Positions]]:
     """Yield every class and phase of rows, in order, with the positions of its rows."""
-    names = rows["operator_class"].to_numpy(dtype=object)
-    phases = rows["phase"].to_numpy(dtype=object)
-    for name, phase in sorted(set(zip(names, phases, strict=True))):
-        yield str(name), str(phase), np.flatnonzero((names == name) & (phases == phase))
+    names, phases = as_texts(rows["operator_class"]), as_texts(rows["phase"])
+    codes = names.codes * len(phases.words) + phases.codes
+    for code in np.unique(codes):
+        yield (
+            names.words[code // len(phases.words)],
+            phases.words[code % len(phases.words)],
+            np.flatnonzero(codes == code),
+        )
 
 
-def predict_rows(curves: Mapping[Key, ClassCurve], rows: pd.DataFrame) -> Floats:
+def predict_rows(curves: Mapping[Key, ClassCurve], rows: Rows) -> Floats:
     """Predict the time [s] of rows that carry ``operator_class``, ``phase`` and the features."""
     features = work_matrix(rows)
-    result = np.zeros(len(rows))
+    result = np.zeros(len(features))
     for operator_class, phase, positions in class_positions(rows):
         _, found = find_class(curves, operator_class, phase)
         result[positions] = found.predict(features[positions])

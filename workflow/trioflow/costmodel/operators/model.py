@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from trioflow.base.errors import InputError, TableError
+from trioflow.base.columns import Columns, as_texts
+from trioflow.base.errors import InputError
 from trioflow.base.provenance import stamp, write_json
-from trioflow.costmodel.features import FEATURES, Floats, base_class, feature_matrix
+from trioflow.costmodel.features import FEATURES, Floats, RowCostModel, Rows, base_class, feature_matrix
 from trioflow.costmodel.files import SHIPPED_MODELS, from_json, read_model_file, to_json
 from trioflow.costmodel.new_gpu.rules import CARRY_OVER, TENSOR_CLASSES, device_rates, roofline_s
 from trioflow.costmodel.operators.curves import (
@@ -42,7 +42,7 @@ from trioflow.costmodel.operators.products import FLOP_TOLERANCE, PRODUCTS, read
 from trioflow.costmodel.uncertainty import WIDEST_FACTOR, Band, StepBand, find_band, log_distance
 from trioflow.hardware.machine import FALLBACK_PRECISION, DeviceSheet, find_sheet
 
-RowTimes = Callable[[pd.DataFrame], Floats]
+RowTimes = Callable[[Columns], Floats]
 """Predicts the time [s] of rows as ``curves.sized_rows`` returns them."""
 
 _FAR = 16.0
@@ -58,25 +58,19 @@ class Resizing:
 
     # As ``curves.sized_rows``, at the recorded and at the wanted size; the second's products are
     # still those of the first.
-    rows: pd.DataFrame
-    resized: pd.DataFrame
+    rows: Columns
+    resized: Columns
     unchanged: Flags  # Rows of equal size
     recorded_s: Floats  # Recorded times [s]
 
 
-def resize_rows(operators: pd.DataFrame, target: pd.DataFrame, *, products: bool) -> Resizing:
-    """Read recorded operators and their other sizes; TableError where columns, values or rows do not fit."""
-    if not operators.index.equals(target.index):
-        raise TableError(
-            "recorded and target operators have different rows",
-            fix="give the same operators in the same order, with other sizes",
-        )
+def resize_rows(operators: Columns, target: Columns, *, products: bool) -> Resizing:
+    """Read recorded operators and their other sizes; TableError where columns or values do not fit."""
     rows = sized_rows(operators, products=products)
     after = feature_matrix(target)
     resized = rows.assign(**dict(zip(FEATURES, after.T, strict=True)))
-    before = read_columns(rows, FEATURES)
-    recorded_s: Floats = np.asarray(recorded_times(operators), dtype=np.float64)
-    return Resizing(rows, resized, np.asarray((before == after).all(axis=1)), recorded_s)
+    unchanged = (read_columns(rows, FEATURES) == after).all(axis=1)
+    return Resizing(rows, resized, unchanged, recorded_times(operators))
 
 
 def rescale_rows(resizing: Resizing, row_times: RowTimes, *, waves: bool = True) -> Floats:
@@ -113,10 +107,10 @@ def rescale_rows(resizing: Resizing, row_times: RowTimes, *, waves: bool = True)
     return np.asarray(time_s, np.float64)
 
 
-def _both(resizing: Resizing, at: Positions) -> list[pd.DataFrame]:
+def _both(resizing: Resizing, at: Positions) -> list[Columns]:
     """Return some rows at both sizes, with the products of each."""
-    rows, resized = (frame.iloc[at].reset_index(drop=True) for frame in (resizing.rows, resizing.resized))
-    if PRODUCTS[0] in rows.columns:
+    rows, resized = resizing.rows.take(at), resizing.resized.take(at)
+    if PRODUCTS[0] in rows:
         sizes = (read_columns(frame, FEATURES) for frame in (rows, resized))
         products = scale_products(read_columns(rows, PRODUCTS), *sizes)
         resized = resized.assign(**dict(zip(PRODUCTS, products.T, strict=True)))
@@ -159,7 +153,7 @@ def _follow(line: _Line, growth: Floats, row_times: RowTimes) -> Floats:
 class _Line:
     """Rows at any growth: sizes and products change in proportion with it."""
 
-    rows: pd.DataFrame  # At the recorded size
+    rows: Columns  # At the recorded size
     names: list[str]  # The columns that change
     first: Floats  # Shape (rows, columns): their values, and what a growth by 1 adds
     slope: Floats
@@ -181,22 +175,21 @@ class _Line:
         far |= (np.abs(np.log(there)) > FLOP_TOLERANCE).any(axis=1)
         return np.asarray(known & (self.first[:, 0] > 0) & far)
 
-    def ask(self, number: Positions, sizes: Floats) -> pd.DataFrame:
+    def ask(self, number: Positions, sizes: Floats) -> Columns:
         """Return some of the rows, each at a growth."""
         line = np.maximum(self.first[number] + (sizes - 1)[:, None] * self.slope[number], 0.0)
         whole = slice(len(FEATURES), len(FEATURES) + 4)  # batch, m, n and k of a product
         line[:, whole] = np.where(self.first[number, whole] > 0, np.maximum(line[:, whole].round(), 1.0), 0.0)
-        rows = self.rows.iloc[number].reset_index(drop=True)
-        return rows.assign(**dict(zip(self.names, line.T, strict=True)))
+        return self.rows.take(number).assign(**dict(zip(self.names, line.T, strict=True)))
 
 
 def _on_line(resizing: Resizing, at: Positions, growth: Floats) -> _Line:
     """Return the line on which rows lie at the recorded and at the wanted growth."""
     names = list(FEATURES)
-    rows = resizing.rows.iloc[at].reset_index(drop=True)
-    first, last = (read_columns(frame, names) for frame in (rows, resizing.resized.iloc[at]))
+    rows = resizing.rows.take(at)
+    first, last = (read_columns(each, names) for each in (rows, resizing.resized.take(at)))
     slope, wanted = (last - first) / (growth - 1)[:, None], np.empty((len(first), 0))
-    if PRODUCTS[0] in rows.columns:
+    if PRODUCTS[0] in rows:
         far = np.maximum(first + (_FAR - 1) * slope, 0.0)
         products = read_columns(rows, PRODUCTS)
         grown = scale_products(products, first, far)
@@ -207,37 +200,35 @@ def _on_line(resizing: Resizing, at: Positions, growth: Floats) -> _Line:
     return _Line(rows, names, first, slope, wanted)
 
 
-def with_times(found: pd.DataFrame, time_s: Floats) -> pd.DataFrame:
+def with_times(prices: Columns, time_s: Floats) -> Columns:
     """Return predictions with other times, their intervals as wide in relation to them as before."""
-    middle = np.maximum(found["time_s"].to_numpy(np.float64), NOTHING_S)
-    ends = {end: time_s * found[end].to_numpy(np.float64) / middle for end in ("low_s", "high_s")}
-    return found.assign(time_s=time_s, **ends)
+    ratio = time_s / np.maximum(prices["time_s"], NOTHING_S)
+    return prices.assign(time_s=time_s, low_s=prices["low_s"] * ratio, high_s=prices["high_s"] * ratio)
 
 
-def roofline_times(rows: pd.DataFrame, sheet: DeviceSheet, precision: str) -> Floats:
+def roofline_times(rows: Rows, sheet: DeviceSheet, precision: str) -> Floats:
     """Return the least time that a sheet allows rows [s]; all but products runs on vector units."""
     flop, read, write = read_columns(rows, FEATURES).T
-    sized = rows if PRODUCTS[0] in rows.columns else rows.assign(**dict.fromkeys(PRODUCTS, 0.0))
-    return roofline_s(flop, read + write, device_rates(sized, sheet, precision), CARRY_OVER)
+    return roofline_s(flop, read + write, device_rates(rows, sheet, precision), CARRY_OVER)
 
 
 def bound_times(
-    time_s: Floats, launch_s: Floats, rows: pd.DataFrame, sheet: DeviceSheet, precisions: Mapping[str, str]
+    time_s: Floats, launch_s: Floats, rows: Columns, sheet: DeviceSheet, precisions: Mapping[str, str]
 ) -> Floats:
     """Return predicted times inside the bounds of a data sheet [s].
 
     Between the roofline (of the fastest precision where ``precisions`` lacks the class) and a
     launch, or ``WIDEST_FACTOR`` times the roofline.
     """
-    bases = rows["operator_class"].map(base_class)
     fastest = max(sheet.peak_flop_per_s, key=sheet.peak_flop_per_s.__getitem__)
-    ran = bases.map(lambda name: precisions.get(name, fastest))
-    ran = ran.where(bases.isin(TENSOR_CLASSES), FALLBACK_PRECISION)
-    least = np.zeros(len(rows))
+    names = as_texts(rows["operator_class"])
+    bases = map(base_class, names.words)
+    ran = [precisions.get(base, fastest) if base in TENSOR_CLASSES else FALLBACK_PRECISION for base in bases]
+    least = np.zeros(len(time_s))
     for precision in sorted(set(ran)):
-        at = (ran == precision).to_numpy()
-        least[at] = roofline_times(rows[at], sheet, precision)
-    return np.asarray(np.clip(time_s, least, launch_s + WIDEST_FACTOR * least), np.float64)
+        at = np.array([one == precision for one in ran])[names.codes]
+        least[at] = roofline_times(rows.take(at), sheet, precision)
+    return np.clip(time_s, least, launch_s + WIDEST_FACTOR * least)
 
 
 KIND = "operator_cost_model"
@@ -256,10 +247,9 @@ class _ClassEntry:
 
 
 @dataclass(frozen=True)
-class OperatorCostModel:
+class OperatorCostModel(RowCostModel):
     """Curves of every class and phase of operators on one device."""
 
-    by_row: ClassVar[bool] = True
     method: str  # Name in ``METHODS``
     device_name: str
     curves: Mapping[Key, ClassCurve]  # With the wider classes that stand in for unknown ones
@@ -276,37 +266,32 @@ class OperatorCostModel:
         """The data sheet of the device that it was fitted on; None without one."""
         return find_sheet(self.device_name, own=not self.shipped)
 
-    def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
-        """Predict operators from their names, shapes and sizes alone; times are not read.
+    def price(self, operators: Columns) -> Columns:
+        """Predict operators.
 
-        ``extrapolated``: outside the fitted sizes, or a class never fitted; on a GPU with a sheet
-        inside its bounds. Raises TableError when a column is missing or a size out of range.
+        ``extrapolated``: outside the fitted sizes, or a class never fitted; on a GPU with a sheet inside its bounds.
         """
         rows = sized_rows(operators, products=self.products)
-        outside = self._outside(rows, rows)
+        outside = self._outside(rows)
         time_s = self._bounded(rows, self.row_times(rows), outside)
-        low, high = self._factors(self.predict_bands, rows, np.ones(len(rows)))
-        return _prediction(operators.index, time_s, time_s * low, time_s * high, outside)
+        return self._between(rows, time_s, self.predict_bands, np.ones(len(time_s)), outside)
 
-    def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
-        """Predict recorded operators at the ``flop`` and bytes of ``target``, which has the same rows.
+    def reprice(self, operators: Columns, target: Columns) -> Columns:
+        """Return recorded time x predict(target) / predict(recorded), inside the bounds of `rescale_rows`.
 
-        Recorded time x predict(target) / predict(recorded), inside the bounds of
-        ``rescale_rows``; of unchanged size exactly the recorded time, without an interval.
-        The interval grows with that ratio's logarithm, from captures at two batches by models that
-        did not see the workload. Raises TableError when a column, value or row does not fit.
+        Of unchanged size exactly the recorded time, without an interval. The interval grows with that ratio's logarithm,
+        from captures at two batches by models that did not see the workload.
         """
         sizing = resize_rows(operators, target, products=self.products)
         time_s = rescale_rows(sizing, self.row_times)
         distances = np.where(sizing.unchanged, 0.0, log_distance(sizing.recorded_s, time_s))
-        low, high = self._factors(self.rescale_bands, sizing.rows, distances)
-        low_s, high_s = time_s * low, time_s * high
-        low_s[sizing.unchanged] = high_s[sizing.unchanged] = time_s[sizing.unchanged]
-        outside = self._outside(sizing.rows, sizing.resized) & ~sizing.unchanged
-        return _prediction(operators.index, time_s, low_s, high_s, outside)
+        outside = self._outside(sizing.resized) & ~sizing.unchanged
+        prices = self._between(sizing.rows, time_s, self.rescale_bands, distances, outside)
+        ends = {end: np.where(sizing.unchanged, time_s, prices[end]) for end in ("low_s", "high_s")}
+        return prices.assign(**ends)
 
-    def row_times(self, rows: pd.DataFrame) -> Floats:
-        """Predict the time [s] of rows as ``curves.sized_rows`` returns them."""
+    def row_times(self, rows: Rows) -> Floats:
+        """Predict the time [s] of rows as `sized_rows` returns them."""
         return predict_rows(self.curves, rows)
 
     def in_steps(self) -> OperatorCostModel:
@@ -364,13 +349,13 @@ class OperatorCostModel:
             },
         )
 
-    def _bounded(self, rows: pd.DataFrame, time_s: Floats, outside: Any) -> Floats:
+    def _bounded(self, rows: Columns, time_s: Floats, outside: Flags) -> Floats:
         """Keep times outside the fitted range inside the bounds of the device's sheet, if it has one."""
         sheet = self.sheet if outside.any() else None
         if sheet is None:
             return time_s
-        beyond = rows[outside]
-        nothing = beyond.assign(**{name: 0.0 for name in (*FEATURES, *PRODUCTS) if name in rows})
+        beyond = rows.take(outside)
+        nothing = beyond.assign(**{name: np.zeros(beyond.rows) for name in (*FEATURES, *PRODUCTS) if name in rows})
         precisions = dict(self.facts.get("precisions") or {})
         launch_s = self.row_times(nothing)
         result = time_s.copy()
@@ -382,27 +367,25 @@ class OperatorCostModel:
             raise InputError(f"unknown kind of step interval {kind!r}", fix=f"use {' or '.join(self.steps)}")
         return self.steps[kind]
 
-    def _factors(self, bands: Mapping[Key, Band], rows: pd.DataFrame, distances: Floats) -> tuple[Floats, Floats]:
-        low, high = np.ones(len(rows)), np.ones(len(rows))
+    def _between(
+        self, rows: Columns, time_s: Floats, bands: Mapping[Key, Band], distances: Floats, outside: Flags
+    ) -> Columns:
+        """Return a prediction: times with the interval of their class at distances from what was recorded."""
+        low, high = np.ones(len(time_s)), np.ones(len(time_s))
         for operator_class, phase, positions in class_positions(rows):
             band = find_band(bands, operator_class, phase)
             low[positions], high[positions] = band.factors(distances[positions])
-        return low, high
+        return Columns({"time_s": time_s, "low_s": time_s * low, "high_s": time_s * high, "extrapolated": outside})
 
-    def _outside(self, rows: pd.DataFrame, resized: pd.DataFrame) -> Any:
-        """Return which resized rows lie outside the fitted range of their class."""
-        features = read_columns(resized, FEATURES)
-        outside = np.zeros(len(rows), dtype=bool)
+    def _outside(self, rows: Columns) -> Flags:
+        """Return which rows lie outside the fitted range of their class."""
+        features = read_columns(rows, FEATURES)
+        outside = np.ones(len(features), dtype=bool)
         for operator_class, phase, positions in class_positions(rows):
-            key, found = find_class(self.curves, operator_class, phase)
-            known = key == (operator_class, phase)
-            outside[positions] = ~found.covers(features[positions]) if known else True
+            key, curve = find_class(self.curves, operator_class, phase)
+            if key == (operator_class, phase):
+                outside[positions] = ~curve.covers(features[positions])
         return outside
-
-
-def _prediction(index: pd.Index, time_s: Floats, low_s: Floats, high_s: Floats, outside: Any) -> pd.DataFrame:
-    columns = {"time_s": time_s, "low_s": low_s, "high_s": high_s, "extrapolated": outside}
-    return pd.DataFrame(columns, index=index)
 
 
 def load_operator_model(path: str | Path) -> OperatorCostModel:

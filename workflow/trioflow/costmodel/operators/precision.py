@@ -34,19 +34,27 @@ there. Everything else goes by its bytes.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
-from trioflow.costmodel.features import FEATURES, Floats, OperatorModel, RowModel, base_class, plain_operator_name
+from trioflow.base.columns import Columns, as_columns
+from trioflow.costmodel.features import (
+    FEATURES,
+    Floats,
+    OperatorModel,
+    RowCostModel,
+    RowModel,
+    Rows,
+    base_class,
+    plain_operator_name,
+)
 from trioflow.costmodel.files import SHIPPED_MODELS, read_model_file
-from trioflow.costmodel.new_gpu.carry import NewGpuModel, load_new_gpu_model, scale_rows
+from trioflow.costmodel.new_gpu.carry import load_new_gpu_model, scale_rows
 from trioflow.costmodel.new_gpu.rules import DEFAULT_RULE, Exponents, reachable_share
-from trioflow.costmodel.operators.curves import NOTHING_S, Curve, Flags, sized_rows
+from trioflow.costmodel.operators.curves import NOTHING_S, Curve, Flags, class_positions, sized_rows
 from trioflow.costmodel.operators.model import (
     OperatorCostModel,
     RowTimes,
@@ -56,7 +64,7 @@ from trioflow.costmodel.operators.model import (
     roofline_times,
     with_times,
 )
-from trioflow.costmodel.operators.products import PRODUCT_CLASSES, PRODUCTS, work_matrix
+from trioflow.costmodel.operators.products import PRODUCT_CLASSES, PRODUCTS, read_columns, work_matrix
 from trioflow.costmodel.uncertainty import ASSUMED_FACTOR, combine_intervals, find_band
 from trioflow.hardware.machine import SUSTAINED_COMPUTE, DeviceSheet, find_device, load_device
 
@@ -108,15 +116,15 @@ class AttentionTable:
     held_out_error: float
     sm_count: int  # Multiprocessors of the GPU
 
-    def predict(self, rows: pd.DataFrame) -> Floats:
+    def predict(self, rows: Rows) -> Floats:
         """Return the time [s] of rows with the columns ``SHAPE``, whose ``flop`` is what is computed.
 
         The gradient's computing takes 2.5 times the forward's FLOPs at its share of the peak in
         relation to the forward's; all else of it moves as many times more.
         """
-        shape = rows[list(SHAPE)].to_numpy(np.float64)
+        shape = read_columns(rows, SHAPE)
         each = np.where(shape[:, 0] > 0, shape[:, 0], 1.0)
-        heads = rows["flop"].to_numpy(np.float64) / each
+        heads = np.asarray(rows["flop"], np.float64) / each
         queries, keys, size, of_sample, groups, share = shape[:, 1:7].T
         terms = attention_terms(heads, queries, keys, size, of_sample, groups, share, self.sm_count)
         terms = terms * np.asarray(self.coefficients)
@@ -124,35 +132,33 @@ class AttentionTable:
         backward = BACKWARD_FLOP * BACKWARD_SHARES[1] / BACKWARD_SHARES[0] * shape[:, 7]
         return np.asarray(terms.sum(axis=1) * np.where(shape[:, 7] > 0, backward, 1.0), np.float64)
 
-    def _runs_2(self, rows: pd.DataFrame) -> npt.NDArray[np.bool_]:
-        version = rows["attention_version"].to_numpy(np.float64)
+    def _runs_2(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        version = np.asarray(rows["attention_version"], np.float64)
         return np.asarray(np.where(version == 0, self.pytorch_version, version) == VERSIONS["flash2"])
 
-    def spread(self, rows: pd.DataFrame) -> tuple[Floats, Floats]:
+    def spread(self, rows: Rows) -> tuple[Floats, Floats]:
         """Return the logarithms of the interval's ends of rows, published ratios included."""
-        low, high = np.full(len(rows), self.low_log**2), np.full(len(rows), self.high_log**2)
         least, most = (math.log(2 * end / sum(self.version_2)) ** 2 for end in self.version_2)
         older = self._runs_2(rows)
-        low, high = low + least * older, high + most * older
-        backward = rows["attention_backward"].to_numpy() > 0
-        ratio = math.log(BACKWARD_SHARES[1] / BACKWARD_SHARES[0]) ** 2
-        return -np.sqrt(low + ratio * backward), np.sqrt(high + ratio * backward)
+        ratio = math.log(BACKWARD_SHARES[1] / BACKWARD_SHARES[0]) ** 2 * (np.asarray(rows["attention_backward"]) > 0)
+        return -np.sqrt(self.low_log**2 + least * older + ratio), np.sqrt(self.high_log**2 + most * older + ratio)
 
 
 def attention_columns(
-    operators: pd.DataFrame, causal: bool, version: float = 0.0, deterministic: bool = False
-) -> pd.DataFrame:
-    """Return the columns ``SHAPE`` of operators, rows numbered from 0; zeros where there is none.
+    operators: Rows, causal: bool, version: float = 0.0, deterministic: bool = False
+) -> dict[str, Floats]:
+    """Return the columns ``SHAPE`` of operators; zeros where there is none.
 
     A causal kernel computes half of queries times keys, where there are as many of both. ``version``: what runs
     where names do not say so.
     """
-    found = np.zeros((len(operators), len(SHAPE)))
-    if "input_shapes" in operators.columns:
-        for row, (name, given) in enumerate(zip(operators["name"].astype(str), operators["input_shapes"], strict=True)):
+    names = operators["name"].tolist()
+    shapes = np.zeros((len(names), len(SHAPE)))
+    if "input_shapes" in operators:
+        for row, (name, given) in enumerate(zip(names, operators["input_shapes"].tolist(), strict=True)):
             if "attention" in name or "flash_attn" in name:
-                found[row] = _describe(name, given, causal, version, deterministic)
-    return pd.DataFrame(found, columns=list(SHAPE))
+                shapes[row] = _describe(name, given, causal, version, deterministic)
+    return dict(zip(SHAPE, shapes.T, strict=True))
 
 
 def _describe(name: str, given: object, causal: bool, version: float, deterministic: bool) -> tuple[float, ...]:
@@ -253,7 +259,7 @@ class ProductTable:
         """Return the time of the largest products, of what they take at a peak."""
         return self.curve.coefficients[1] * peak_flop_per_s
 
-    def predict(self, rows: pd.DataFrame) -> Floats:
+    def predict(self, rows: Rows) -> Floats:
         """Return the time [s] of products, columns of ``products.PRODUCTS`` and sizes."""
         return self.curve.predict(work_matrix(rows))
 
@@ -323,49 +329,52 @@ class TableSource:
     # the target's peak.
     more: float = 0.0
 
-    def carry(self, rows: pd.DataFrame, target: DeviceSheet, precision: str, rule: NewGpuModel) -> pd.DataFrame:
-        """Return the times of rows on another GPU and in another precision, with the rule's interval.
+    def carry(self, rows: Columns, target: DeviceSheet, precision: str) -> Columns:
+        """Return the times of rows on another GPU and in another precision, with the interval of `NewGpuModel`'s rule.
 
         Bytes are the precision's. Beyond a launch a row keeps its share of the roofline, first at
         the other precision, then on the other GPU (``carry.scale_trace``), never above it.
         Computing alone is slower in a step, by ``more``.
         """
         element = ELEMENT_BYTES[self.precision] / ELEMENT_BYTES[precision]
-        sizes = ["read_bytes", "write_bytes"]
-        there = rows.assign(**{name: rows[name] * element for name in sizes})
-        nothing = rows.assign(**dict.fromkeys((*FEATURES, *PRODUCTS), 0.0))
-        launch_s = self.row_times(nothing)
+        there = rows.assign(**{name: rows[name] * element for name in ("read_bytes", "write_bytes")})
+        launch_s = self.row_times(rows.assign(**dict.fromkeys((*FEATURES, *PRODUCTS), np.zeros(rows.rows))))
         before = roofline_times(there, self.sheet, self.precision)
         after = roofline_times(rows, self.sheet, precision)
         share = np.divide(after, before, out=np.ones_like(after), where=before > 0)
         time_s = launch_s + np.maximum(self.row_times(there) - launch_s, 0.0) * share
-        found = scale_rows(rows.assign(time_s=time_s), self.sheet, target, DEFAULT_RULE, precision, rule, 0.0)
-        least = roofline_times(rows, target, precision)
-        found = with_times(found, np.maximum(found["time_s"].to_numpy(np.float64), least))
-        compute_s = rows["flop"] / target.peak(precision)
-        share = np.minimum(compute_s / np.maximum(found["time_s"], NOTHING_S), 1.0)
-        return with_times(found, (found["time_s"] * (1.0 + self.more * share)).to_numpy(np.float64))
+        timed, rule = rows.assign(time_s=time_s), load_new_gpu_model()
+        prices = scale_rows(timed, self.sheet, target, DEFAULT_RULE, precision, rule, 0.0)
+        prices = with_times(prices, np.maximum(prices["time_s"], roofline_times(rows, target, precision)))
+        share = np.minimum(rows["flop"] / target.peak(precision) / np.maximum(prices["time_s"], NOTHING_S), 1.0)
+        return with_times(prices, prices["time_s"] * (1.0 + self.more * share))
 
 
 @dataclass(frozen=True)
-class PrecisionModel:
-    """Predicts operators of a step in tf32, bf16 or fp16 on one GPU."""
+class PrecisionModel(RowCostModel):
+    """Predicts operators of a step in tf32, bf16 or fp16 on one GPU; `in_precision` makes it."""
 
-    by_row: ClassVar[bool] = True
     base: RowModel  # Of the GPU; predicts all but products and convolutions
     sheet: DeviceSheet
     precision: str  # tf32, bf16 or fp16
-    source: str  # Sheet of the GPU whose table of products is used
-    table: ProductTable | None  # Its products; None where the base's own are of this precision
-    # Whose convolutions were measured on tensor cores; None likewise.
+    # Sheets of the GPUs whose tables of products and of fused attention are used, None where the base's own are of this
+    # precision; and whose convolutions were measured on tensor cores, None likewise.
+    source: str | None
+    attention_source: str | None
     convolutions: OperatorCostModel | None
-    rule: NewGpuModel  # Carries times over where they are another GPU's
-    attention_source: str = ""  # Sheet of the GPU whose table of fused attention is used
-    # Its attention; None where the base's own is of this precision.
-    attention: AttentionTable | None = None
     causal: bool | None = None  # Whether attention masks what follows; None where nobody says
     # Version of attention's kernel (``VERSIONS``), 0 where nobody says, and whether it is deterministic.
     kernel: tuple[float, bool] = (0.0, False)
+
+    @cached_property
+    def table(self) -> ProductTable | None:
+        """Products in this precision."""
+        return load_tensor_tables().tables[self.source] if self.source else None
+
+    @cached_property
+    def attention(self) -> AttentionTable | None:
+        """Fused attention in this precision."""
+        return load_tensor_tables().attention[self.attention_source] if self.attention_source else None
 
     @property
     def device_name(self) -> str:
@@ -385,36 +394,32 @@ class PrecisionModel:
             parts.append(f"convolutions by the roofline share of {measured}")
         return "; ".join(parts)
 
-    def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
+    def price(self, operators: Columns) -> Columns:
         """Predict operators from their names and sizes; see ``OperatorModel``."""
-        found = self.base.predict(operators)
         rows = self._with_attention(sized_rows(operators, products=True), operators)
+        prices = {name: column.copy() for name, column in self.base.price(operators).items()}
         for chosen, priced in self._parts(rows):
-            at = operators.index[chosen]
-            found.loc[at, list(priced.columns)] = priced.to_numpy()
-            found.loc[at, "extrapolated"] = self._outside(rows[chosen])
-        return found.astype({"extrapolated": bool})
+            for name in ("time_s", "low_s", "high_s"):
+                prices[name][chosen] = priced[name]
+            prices["extrapolated"][chosen] = self._outside(rows.take(chosen))
+        return Columns(prices)
 
-    def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
+    def reprice(self, operators: Columns, target: Columns) -> Columns:
         """Predict recorded operators at other sizes; unchanged sizes keep the recorded time."""
-        found = self.base.rescale(operators, target)
+        prices = self.base.reprice(operators, target)
         sizing = resize_rows(operators, target, products=True)
-        sizing = replace(
-            sizing,
-            rows=self._with_attention(sizing.rows, operators),
-            resized=self._with_attention(sizing.resized, operators),
-        )
-        time_s = rescale_rows(sizing, self.row_times, waves=False)
-        known = self._kinds(sizing.rows) != ""
-        outside = self._outside(sizing.resized) & known & ~sizing.unchanged
-        inside = found["extrapolated"].to_numpy(bool) & ~known
-        return with_times(found, time_s).assign(extrapolated=inside | outside)
+        rows, resized = (self._with_attention(each, operators) for each in (sizing.rows, sizing.resized))
+        sizing = replace(sizing, rows=rows, resized=resized)
+        known = self._kinds(rows) != ""
+        outside = np.where(known, self._outside(resized) & ~sizing.unchanged, prices["extrapolated"])
+        return with_times(prices, rescale_rows(sizing, self.row_times, waves=False)).assign(extrapolated=outside)
 
-    def row_times(self, rows: pd.DataFrame) -> Floats:
+    def row_times(self, rows: Rows) -> Floats:
         """Predict the time [s] of rows as ``curves.sized_rows`` returns them."""
-        times = np.array(self.base.row_times(rows))
-        for chosen, priced in self._parts(rows):
-            times[chosen] = priced["time_s"].to_numpy(np.float64)
+        columns = as_columns(rows)
+        times = self.base.row_times(columns).copy()
+        for chosen, priced in self._parts(columns):
+            times[chosen] = priced["time_s"]
         return times
 
     def step_interval(self, kind: str = "rescale", distance: float | None = None) -> tuple[float, float]:
@@ -436,97 +441,93 @@ class PrecisionModel:
             return basis
         return f"{basis}; {self.table.products} products of {self.source}, weight shapes left out"
 
-    def _parts(self, rows: pd.DataFrame) -> Iterable[tuple[Flags, pd.DataFrame]]:
+    def _parts(self, rows: Columns) -> Iterable[tuple[Flags, Columns]]:
         """Yield the rows that are not the base's, with ``time_s``, ``low_s`` and ``high_s`` [s]."""
         kinds = self._kinds(rows)
         prices = {ATTENTION: self._price_attention, _CONVOLUTION: self._price_convolutions}
-        for kind in sorted({*kinds} - {""}):
+        for kind in sorted({*kinds.tolist()} - {""}):
             chosen = kinds == kind
             price = prices.get(kind, partial(self._price_products, kind))
-            yield chosen, price(rows[chosen])
+            yield chosen, price(rows.take(chosen))
 
-    def _kinds(self, rows: pd.DataFrame) -> npt.NDArray[np.str_]:
+    def _kinds(self, rows: Columns) -> npt.NDArray[np.str_]:
         """Return what prices each row: a format of ``SCALED``, a table of products or attention, convolutions, or nothing.
 
         Products need known sizes; attention of unknown shapes counts as a product.
         """
-        bases = rows["operator_class"].map(base_class)
-        computes, sized = rows["flop"] > 0, rows[PRODUCTS[0]] > 0
-        tabled, fused = self.table is not None, computes & False
-        if self.attention is not None and "attention_flop" in rows.columns:
-            fused = computes & (rows["attention_flop"] > 0)
-        formats = [rows["operator_class"].isin([f"gemm/{kind}", f"{GROUPED}/{kind}"]) for kind in SCALED]
-        products = sized & bases.isin(PRODUCT_CLASSES - _CONVOLUTIONS)
-        convolutions = computes & bases.isin(_CONVOLUTIONS)
-        return np.select(
-            [
-                *(tabled & sized & named for named in formats),
-                fused,
-                tabled & (products | computes & (bases == ATTENTION)),
-                convolutions & (self.convolutions is not None),
-            ],
-            [*SCALED, ATTENTION, _SINGLE, _CONVOLUTION],
-            "",
-        )
+        classes = rows["operator_class"]
 
-    def _price_products(self, kind: str, rows: pd.DataFrame) -> pd.DataFrame:
+        def based(*names: str) -> Flags:
+            rows_of: Flags = classes.holds(lambda name: base_class(name) in names)
+            return rows_of
+
+        computes, sized = rows["flop"] > 0, rows[PRODUCTS[0]] > 0
+        tabled, fused = self.table is not None, computes & (rows.get("attention_flop", 0.0) > 0)
+        formats = [classes.isin([f"gemm/{kind}", f"{GROUPED}/{kind}"]) for kind in SCALED]
+        products = sized & based(*PRODUCT_CLASSES - _CONVOLUTIONS) | computes & based(ATTENTION)
+        convolutions = computes & based(*_CONVOLUTIONS) & (self.convolutions is not None)
+        chosen = [*(tabled & sized & named for named in formats), fused, tabled & products, convolutions]
+        return np.select(chosen, [*SCALED, ATTENTION, _SINGLE, _CONVOLUTION], "")
+
+    def _price_products(self, kind: str, rows: Columns) -> Columns:
         """Price products by the table of a format of ``SCALED``, or else of half precision."""
-        assert self.table is not None
-        name, table, measured, precision = self.source, self.table, _TABLE_PRECISION, ""
+        assert self.table is not None and self.source is not None
+        name, table, measured, precision = self.source, self.table, _TABLE_PRECISION, self.precision
         ends = self._spread(table.low_log, table.high_log, measured)
         if kind in SCALED:
             tables = load_tensor_tables().scaled[kind]
             name = str(nearest_table(tables, self.sheet, FP8))
             table, measured, precision = tables[name], FP8, FP8
             ends = table.low_log, table.high_log
-        lows, highs = (np.full(len(rows), end) for end in ends)
-        _widen_grouped(rows, name, lows, highs)
-        more = self._more(table, name, measured)
-        source = TableSource(load_device(name), measured, table.predict, more)
-        priced = self._price(source, rows, lows, highs, precision)
+        # Grouped products' intervals hold what layers of experts missed.
+        grouped, experts = rows["operator_class"].holds(lambda c: c.startswith(GROUPED)), load_tensor_tables().experts
+        low, high = (np.full(rows.rows, end) for end in ends)
+        if grouped.any():
+            low = np.where(grouped, np.minimum(low, experts[name].low_log), low)
+            high = np.where(grouped, np.maximum(high, experts[name].high_log), high)
+        source = TableSource(load_device(name), measured, table.predict, self._more(table, name, measured))
+        priced = self._price(source, rows, low, high, precision)
         if kind in SCALED or source.sheet.is_same_gpu(self.sheet):
             return priced
         # No longer than this GPU's vector units take: tensor cores are beside them.
-        ratio = self.base.row_times(rows) / np.maximum(priced["time_s"].to_numpy(np.float64), NOTHING_S)
-        return priced.mul(np.minimum(ratio, 1.0), axis=0)
+        ratio = np.minimum(self.base.row_times(rows) / np.maximum(priced["time_s"], NOTHING_S), 1.0)
+        return Columns({name: column * ratio for name, column in priced.items()})
 
-    def _price_attention(self, rows: pd.DataFrame) -> pd.DataFrame:
+    def _price_attention(self, rows: Columns) -> Columns:
         assert self.attention is not None
-        more = self._more(self.table, self.source) if self.table is not None else 0.0
-        sheet = load_device(self.attention_source)
-        source = TableSource(sheet, _TABLE_PRECISION, self.attention.predict, more)
+        more = self._more(self.table, str(self.source)) if self.table is not None else 0.0
+        source = TableSource(load_device(str(self.attention_source)), _TABLE_PRECISION, self.attention.predict, more)
         masked = rows.assign(flop=rows["flop"] * rows["attention_share"])
         doubt = math.log(_UNKNOWN_MASK) if self.causal is None else 0.0
-        around = self.attention.spread(masked)
-        return self._price(source, masked, around[0], np.hypot(around[1], doubt))
+        low, high = self.attention.spread(masked)
+        return self._price(source, masked, low, np.hypot(high, doubt), self.precision)
 
-    def _price_convolutions(self, rows: pd.DataFrame) -> pd.DataFrame:
+    def _price_convolutions(self, rows: Columns) -> Columns:
         model = self.convolutions
         assert model is not None
         measured = str(class_precision(model, "convolution"))
         source = TableSource(find_device(model.device_name, own=False), measured, model.row_times)
-        names = zip(rows["operator_class"], rows["phase"], strict=True)
-        bands = [find_band(model.predict_bands, str(name), str(phase)) for name, phase in names]
-        spreads = [self._spread(band.low_log, band.high_log, measured) for band in bands]
-        low, high = np.array(spreads).T
-        return self._price(source, rows, low, high)
+        low, high = np.zeros(rows.rows), np.zeros(rows.rows)
+        for name, phase, at in class_positions(rows):
+            band = find_band(model.predict_bands, name, phase)
+            low[at], high[at] = self._spread(band.low_log, band.high_log, measured)
+        return self._price(source, rows, low, high, self.precision)
 
     def _more(self, table: ProductTable, name: str, measured: str = _TABLE_PRECISION) -> float:
         """Return how much more computing takes in a step than in a table's loop, at the peak's rate."""
         alone = table.compute(load_device(name).peak(measured))
-        half = self.table.compute(load_device(self.source).peak(_TABLE_PRECISION)) if self.table else alone
+        half = self.table.compute(load_device(str(self.source)).peak(_TABLE_PRECISION)) if self.table else alone
         return max(sustained_time(self.sheet, half) - alone, 0.0)
 
-    def _price(
-        self, source: TableSource, rows: pd.DataFrame, low_log: Floats, high_log: Floats, precision: str = ""
-    ) -> pd.DataFrame:
+    def _price(self, source: TableSource, rows: Columns, low_log: Floats, high_log: Floats, precision: str) -> Columns:
         """Return the times of rows with the interval of the source and of carrying them over."""
-        rows, precision = rows.reset_index(drop=True), precision or self.precision
-        found = source.carry(rows, self.sheet, precision, self.rule)
-        time_s = found["time_s"].to_numpy(np.float64)
-        logs = np.log(found[["low_s", "high_s"]].to_numpy(np.float64) / time_s[:, None])
-        low, high = -np.hypot(logs[:, 0], low_log), np.hypot(logs[:, 1], high_log)
-        return pd.DataFrame({"time_s": time_s, "low_s": time_s * np.exp(low), "high_s": time_s * np.exp(high)})
+        prices = source.carry(rows, self.sheet, precision)
+        time_s = prices["time_s"]
+        low, high = (
+            np.exp(sign * np.hypot(np.log(prices[end] / time_s), log))
+            for sign, end, log in ((-1, "low_s", low_log), (1, "high_s", high_log))
+        )
+        return Columns({"time_s": time_s, "low_s": time_s * low, "high_s": time_s * high})
 
     def _spread(self, low_log: float, high_log: float, measured: str) -> tuple[float, float]:
         """Return a measured spread, joined with an assumed one where the precision is another."""
@@ -535,36 +536,25 @@ class PrecisionModel:
         assumed = math.log(ASSUMED_FACTOR)
         return -math.hypot(low_log, assumed), math.hypot(high_log, assumed)
 
-    def _with_attention(self, rows: pd.DataFrame, operators: pd.DataFrame) -> pd.DataFrame:
+    def _with_attention(self, rows: Columns, operators: Columns) -> Columns:
         """Return rows with the shapes of fused attention, where a table of it is used."""
         if self.attention is None:
             return rows
-        return rows.join(attention_columns(operators, self.causal is not False, *self.kernel))
+        return rows.assign(**attention_columns(operators, self.causal is not False, *self.kernel))
 
-    def _outside(self, rows: pd.DataFrame) -> Flags:
+    def _outside(self, rows: Columns) -> Flags:
         """Return which products no table holds: batched, convolutions, gradients of attention, the largest."""
-        single = (rows["operator_class"] == "gemm").to_numpy()
-        flop = rows["flop"].to_numpy(np.float64)
-        inside = single & (flop <= (0.0 if self.table is None else self.table.largest_flop))
+        classes, flop = rows["operator_class"], rows["flop"]
+        inside = classes.isin(["gemm"]) & (flop <= (0.0 if self.table is None else self.table.largest_flop))
         for kind in SCALED if self.table is not None else ():
             tables = load_tensor_tables().scaled[kind]
             name = nearest_table(tables, self.sheet, FP8)
             if name and load_device(name).is_same_gpu(self.sheet):
-                most = tables[name].largest_flop
-                inside |= (rows["operator_class"] == f"gemm/{kind}").to_numpy() & (flop <= most)
+                inside |= classes.isin([f"gemm/{kind}"]) & (flop <= tables[name].largest_flop)
         if self.attention is not None:
-            forward = (self._kinds(rows) == ATTENTION) & (rows["attention_backward"] == 0).to_numpy()
+            forward = (self._kinds(rows) == ATTENTION) & (rows["attention_backward"] == 0)
             inside |= forward & (flop <= self.attention.largest_flop)
         return np.asarray(~inside | (not _same_rate(_TABLE_PRECISION, self.precision)), dtype=bool)
-
-
-def _widen_grouped(rows: pd.DataFrame, source: str, lows: Floats, highs: Floats) -> None:
-    """Let grouped products' intervals, given as logarithms, hold what layers of experts missed."""
-    grouped = rows["operator_class"].str.startswith(GROUPED).to_numpy(bool)
-    if grouped.any():
-        band = load_tensor_tables().experts[source]
-        lows[grouped] = np.minimum(lows[grouped], band.low_log)
-        highs[grouped] = np.maximum(highs[grouped], band.high_log)
 
 
 def in_precision(
@@ -585,29 +575,14 @@ def in_precision(
         return model
     fitted = class_precision(model, "gemm")
     own = _same_rate(fitted, precision) or (fitted is None and precision not in HALF)
-    tables = load_tensor_tables().tables
-    source = None if own else nearest_table(tables, sheet, precision)
-    mine = class_precision(model, "convolution")
-    convolutions = None if _same_rate(mine, precision) else measured_convolutions()
+    source = None if own else nearest_table(load_tensor_tables().tables, sheet, precision)
+    measured = class_precision(model, "convolution")
+    convolutions = None if _same_rate(measured, precision) else measured_convolutions()
     if source is None and convolutions is None:
         return model
-    table = tables[source] if source else None
-    rule = load_new_gpu_model()
     attention = load_tensor_tables().attention if precision in HALF and source is not None else {}
     fused = nearest_table(attention, sheet, precision)
-    return PrecisionModel(
-        model,
-        sheet,
-        precision,
-        source or "",
-        table,
-        convolutions,
-        rule,
-        fused or "",
-        attention[fused] if fused else None,
-        causal,
-        kernel,
-    )
+    return PrecisionModel(model, sheet, precision, source, fused, convolutions, causal, kernel)
 
 
 @cache

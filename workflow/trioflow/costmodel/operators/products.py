@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
-import pandas as pd
 
-from trioflow.costmodel.features import FEATURES, Floats, base_class, plain_operator_name, read_shapes
+from trioflow.costmodel.features import FEATURES, Floats, Rows, base_class, plain_operator_name, read_shapes
 
 PRODUCTS = (
     "product_batch",
@@ -77,20 +76,19 @@ class _Problem:
         return 2 * self.batch * self.m * self.n * self.k
 
 
-def product_columns(operators: pd.DataFrame, classes: Sequence[str]) -> Floats:
+def product_columns(operators: Rows, classes: Sequence[str]) -> Floats:
     """Return the columns ``PRODUCTS`` of every operator, shape (operators, 8).
 
     Zeros for an operator that is not a product, or whose shapes do not explain its FLOPs.
     """
-    result = np.zeros((len(operators), len(PRODUCTS)))
-    if "input_shapes" not in operators.columns:
+    result = np.zeros((len(classes), len(PRODUCTS)))
+    if "input_shapes" not in operators:
         return result
-    outputs = operators.get("output_shapes", pd.Series([None] * len(operators)))
     known: dict[tuple[object, ...], tuple[float, ...]] = {}
-    columns = (operators["name"], operators["flop"], operators["input_shapes"], outputs)
+    columns = [operators[name].tolist() for name in ("name", "flop", "input_shapes")]
+    outputs = operators["output_shapes"].tolist() if "output_shapes" in operators else [None] * len(classes)
     wanted = {name for name in set(classes) if base_class(name) in PRODUCT_CLASSES}
-    cells = zip(*(column.tolist() for column in columns), strict=True)
-    for row, (name, flop, given, made) in enumerate(cells):
+    for row, (name, flop, given, made) in enumerate(zip(*columns, outputs, strict=True)):
         if classes[row] not in wanted or not flop > 0:
             continue
         inputs, results = read_shapes(given), read_shapes(made)
@@ -274,12 +272,11 @@ def _bytes(sizes: Floats, counts: Floats) -> tuple[Floats, Floats]:
     return result + left * d_right + right * d_left, left * d_left + right * d_right
 
 
-def work_matrix(rows: pd.DataFrame) -> Floats:
+def work_matrix(rows: Rows) -> Floats:
     """Return the features, shape (rows, 3), and the products where the rows have them, (rows, 11)."""
-    names = [*FEATURES, *PRODUCTS] if PRODUCTS[0] in rows.columns else list(FEATURES)
-    return read_columns(rows, names)
+    return read_columns(rows, [*FEATURES, *PRODUCTS] if PRODUCTS[0] in rows else FEATURES)
 
 
-def read_columns(rows: pd.DataFrame, names: Sequence[str]) -> Floats:
-    """Return columns of numbers, shape (rows, names); as pandas does, but in a tenth of its time for few rows."""
-    return np.array([rows[name].to_numpy(np.float64) for name in names]).reshape(len(names), -1).T
+def read_columns(rows: Rows, names: Sequence[str]) -> Floats:
+    """Return columns of numbers, shape (rows, names)."""
+    return np.array([np.asarray(rows[name], np.float64) for name in names]).reshape(len(names), -1).T
