@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from trioflow.base.errors import InputError
 from trioflow.costmodel.fits import curves
-from trioflow.costmodel.fits.operators import DEVICE_METHODS, DeviceData, fit_device_data, fit_device_model
+from trioflow.costmodel.fits.operators import METHODS, DeviceData, fit_device_data, fit_device_model
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow_evaluation.fits.operators import COLUMNS, without_workload
 from trioflow_evaluation.tables import OPERATORS
@@ -49,7 +49,7 @@ def test_rescaling_follows_the_waves_where_lines_do_not(tile, data):
     assert errors[1] > 3 * errors[0]
 
 
-@pytest.mark.parametrize("method", sorted(DEVICE_METHODS))
+@pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_is_deterministic_and_survives_its_file(method, tmp_path, monkeypatch):
     traces = make_gpu_traces()[:9]
     model, _ = fit_device_model(traces, LIMITS, method=method)

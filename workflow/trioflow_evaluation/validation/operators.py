@@ -29,7 +29,7 @@ from trioflow.costmodel.collectives.platform import (
 )
 from trioflow.costmodel.features import FEATURES, Floats, OperatorModel, base_class, resize_batch
 from trioflow.costmodel.fits.collectives import each_curve, fit_platform_collectives, halve, median_points
-from trioflow.costmodel.fits.operators import DEVICE_METHODS, DeviceData, fit_and_hold_out, fit_device_data, fit_table
+from trioflow.costmodel.fits.operators import METHODS, DeviceData, fit_and_hold_out, fit_device_data, fit_table
 from trioflow.costmodel.operators.curves import recorded_times, sized_rows
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace
@@ -166,7 +166,7 @@ def _sum(found: pd.DataFrame, mine: Any) -> tuple[float, float]:
 
 def _step_factors(model: str, fitted: Any, kind: str, ratio: float) -> Floats:
     """Return 1 and the ends of the interval of a step over its time; none for the baselines."""
-    if model not in DEVICE_METHODS:
+    if model not in METHODS:
         return np.array([1.0, np.nan, np.nan])
     distance = abs(float(np.log(max(ratio, 1e-9))))
     return np.array([1.0, *fitted.step_interval(kind, distance)])
@@ -198,7 +198,7 @@ def _operator_rows(case: Case, found: pd.DataFrame, operators: pd.DataFrame, tar
         if measured_s <= 0 or time_s <= 0:
             continue  # a view launches nothing
         answer = np.array([time_s, low_s, high_s], dtype=np.float64)
-        if case.model not in DEVICE_METHODS:
+        if case.model not in METHODS:
             answer[1:] = np.nan
         named = replace(case, case=f"{case.case}: {operator}")
         share = float(weighted / time_s)
@@ -353,7 +353,7 @@ def _predict_left_out(
     return pd.DataFrame(found, columns=tables.VALIDATION.names)
 
 
-MODELS = ("recorded", "proportional", *DEVICE_METHODS)
+MODELS = ("recorded", "proportional", *METHODS)
 """All models by name, in the order of the table."""
 
 MOST_TRAINED = 1000
@@ -427,7 +427,7 @@ def _validate_operator_data(
                 strict=True,
             )
         )
-        for model in (name for name in models if name in DEVICE_METHODS):
+        for model in (name for name in models if name in METHODS):
             fitted, _ = fit_device_data(data, model)
             found = fitted.predict(judged)
             columns = found[["time_s", "low_s", "high_s"]].to_numpy(np.float64)

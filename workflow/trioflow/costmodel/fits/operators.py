@@ -228,7 +228,7 @@ class Method:
     others: tuple[str, ...]
 
 
-DEVICE_METHODS = {
+METHODS = {
     "regression": Method(("linear",), ("linear",)),
     "li": Method(("driver",), ("driver",)),
     "roofline": Method(("roofline",), ("roofline",)),
@@ -245,11 +245,35 @@ of all products it computes, its input is all that it reads, the saved
 activations and weights too, its output the gradients that it writes; gradient
 accumulation and the optimizer, which Li's does not have, are classes whose
 sizes do not follow the batch; the constant is the launch. The driver is
-reported for each class.
+reported for each class. On a processor, the form of ``others`` stands for every class.
 
 ``roofline``: a constant, the launch floor, plus the larger of compute and
 memory time at fitted rates. ``tile``: ``tile_curve`` for matrix products, a
-constant and bytes for the rest."""
+constant and bytes for the rest. Of ``shipped`` each class has its own.
+
+A processor's default form was chosen by rescaling the step sums of four workloads (two CNNs, two
+transformers; one CPU core; batches two and four times apart) with the workload left out, on two
+sets of captures. Mean absolute errors in per cent, first and second set:
+
+======================================================  =====  =====
+regression                                                6.2    6.1
+roofline                                                  5.6    7.8
+roofline, one curve for all kinds of convolution           12    6.0
+power                                                      29     12
+li                                                         57     14
+exponents fitted to the pairs of batches alone             33     15
+regression, predicted difference added, not the ratio      12    5.7
+regression, the pairs' differences as further rows        7.2    6.5
+regression, a further slope above 32 MiB [1]_             8.1    8.9
+regression, outliers weighted down                        6.5    6.4
+======================================================  =====  =====
+
+Four workloads do not separate what lies within a point or two.
+``tests/unit/costmodel/test_held_out.py`` repeats the comparison of the built-in methods on
+made-up traces.
+
+.. [1] Where glibc maps fresh, unbacked pages for every tensor.
+"""
 
 _MOST_BENCHMARKS = 400
 """Single operators kept of each class; more do not change a curve of three coefficients."""
@@ -308,8 +332,8 @@ def _make_model(
 
 def fit_and_hold_out(data: DeviceData, method: str) -> tuple[Mapping[Key, ClassCurve], HeldOut]:
     """Return the curves of a method, and every row as predicted without its workload."""
-    if method not in DEVICE_METHODS:
-        raise InputError(f"no operator model is called {method!r}", fix=f"use one of {', '.join(DEVICE_METHODS)}")
+    if method not in METHODS:
+        raise InputError(f"no operator model is called {method!r}", fix=f"use one of {', '.join(METHODS)}")
 
     def fit(known: pd.DataFrame, judged: pd.DataFrame) -> Mapping[Key, ClassCurve]:
         return data.fit(method, known, judged)
@@ -413,7 +437,7 @@ def drop_equal(alone: pd.DataFrame, judged: pd.DataFrame) -> pd.DataFrame:
 
 def make_recipe(rows: pd.DataFrame, alone: pd.DataFrame, pairs: Indices, method: str, limits: DeviceLimits) -> Recipe:
     """Return the form of every class; where a method has candidates, by inner cross-validation."""
-    known = DEVICE_METHODS[method]
+    known = METHODS[method]
     both = pd.concat([rows, alone])
     keys = set(zip(both["operator_class"], both["phase"], strict=True))
     keys |= {(base_class(name), phase) for name, phase in keys}
@@ -439,39 +463,12 @@ def _of_class(rows: pd.DataFrame, name: str, phase: str) -> pd.DataFrame:
     return rows[((rows[column] == name) & (rows["phase"] == phase)).to_numpy()]
 
 
-METHODS = {"regression": "linear", "li": "driver", "roofline": "roofline"}
-"""Built-in methods and the form that each fits to every class.
-
-The default form was chosen by rescaling the step sums of four workloads (two CNNs, two
-transformers; one CPU core; batches two and four times apart) with the workload left out, on two
-sets of captures. Mean absolute errors in per cent, first and second set:
-
-======================================================  =====  =====
-regression                                                6.2    6.1
-roofline                                                  5.6    7.8
-roofline, one curve for all kinds of convolution           12    6.0
-power                                                      29     12
-li                                                         57     14
-exponents fitted to the pairs of batches alone             33     15
-regression, predicted difference added, not the ratio      12    5.7
-regression, the pairs' differences as further rows        7.2    6.5
-regression, a further slope above 32 MiB [1]_             8.1    8.9
-regression, outliers weighted down                        6.5    6.4
-======================================================  =====  =====
-
-Four workloads do not separate what lies within a point or two.
-``tests/unit/costmodel/test_held_out.py`` repeats the comparison of the built-in methods on
-made-up traces.
-
-.. [1] Where glibc maps fresh, unbacked pages for every tensor.
-"""
-
 AUTO = "auto"
 
-_GPU_ONLY = ("tile", "shipped")
+GPU_METHODS = ("tile", "shipped")
 """Methods that need a GPU's data sheet: how many multiprocessors make a wave, its peak rates."""
 
-METHOD_NAMES = (AUTO, *METHODS, *_GPU_ONLY)
+METHOD_NAMES = (AUTO, *METHODS)
 """What a fit can be asked for by name, besides what packages register."""
 
 
@@ -485,7 +482,7 @@ def fit_named_model(traces: Sequence[TraceLike], method: str = AUTO) -> tuple[Fi
     when there is nothing to fit, devices are mixed, or the method is unknown, TraceError or TableError when a fact or
     column is missing or a value out of range, PlatformError when a method for GPUs finds no sheet.
     """
-    if method in _GPU_ONLY:
+    if method in GPU_METHODS:
         if not traces:
             raise InputError("there is no trace to fit")
         facts = traces[0].facts
@@ -496,8 +493,8 @@ def fit_named_model(traces: Sequence[TraceLike], method: str = AUTO) -> tuple[Fi
         return find_operator_model(method, METHOD_NAMES)(traces)
     method = "regression" if method == AUTO else method
     rows = collect_rows(traces)
-    held = hold_out(rows, METHODS[method])
-    curves = fit_class_curves(rows, METHODS[method])
+    form = METHODS[method].others[0]
+    held, curves = hold_out(rows, form), fit_class_curves(rows, form)
     model = _make_model(method, traces[0].facts.device_name, curves, held, {"traces": trace_names(traces)})
     return model, fit_table(curves, held)
 
