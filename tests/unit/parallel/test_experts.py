@@ -189,10 +189,12 @@ def test_a_sample_takes_no_longer_where_there_are_more(batch):
     made = make.make_trace(sizes, LanguageStep(4096, batch, "megatron-bf16"))
     times = time_operators(made, "NVIDIA H100 80GB HBM3")
     split = split_of(made, data=4, expert=4, tensor=2, sequence_parallel=True).operators
-    grouped = made.operators["name"] == "aten::_grouped_mm"
+    grouped = made.operator_columns["name"].isin(["aten::_grouped_mm"])
     each = [
         predict_operator_times(
-            times.traces[0].operators[grouped], resize_batch(split[grouped], samples / batch), times.model
+            times.traces[0].operator_columns.take(grouped),
+            resize_batch(split.take(grouped), samples / batch),
+            times.model,
         )[0]
         / samples
         for samples in (1, 2, 4, 8, 16)
@@ -221,7 +223,7 @@ def test_gradients_of_experts_are_as_large_as_their_parameters_in_the_format_tha
 )
 def test_what_grows_with_the_batch_is_part_of_what_is_moved(trace, degrees):
     """A search rescales micro-batches from the traced one: less than nothing would be read by a larger one."""
-    operators = split_of(trace, **degrees).operators
+    operators = split_of(trace, **degrees).operators.to_frame()
     for name in ("flop", "read_bytes", "write_bytes"):
         growing = operators[f"batch_{name}"]
         assert (growing >= 0).all() and (growing <= operators[name]).all(), name
@@ -331,7 +333,7 @@ def test_the_fullest_rank_decides_products_exchanges_and_memory(mixture, tmp_pat
     assert spread_tokens(skewed, PLAN)[0].max() == pytest.approx(factor)
     layer = find_expert_layers(mixture)[0]
     first = layer.products[0]
-    before, after = one.operators.loc[first], other.operators.loc[first]
+    before, after = (each.operators.to_frame().loc[first] for each in (one, other))
     assert after["flop"] == pytest.approx(before["flop"] * factor)
     assert after["write_bytes"] == pytest.approx(before["write_bytes"] * factor)
     weights = before["read_bytes"] - layer.rows_bytes

@@ -8,10 +8,10 @@ The optimizer is shared out by what each rank owns, whatever form it runs in.
 from dataclasses import replace
 from functools import cache
 
-import pandas as pd
 import pytest
 from captured import BATCH, TRANSFORMER, capture_raw, with_steady_times
 from same_model import ProportionalModel
+from trioflow.base.columns import Columns
 from trioflow.base.errors import InputError
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
@@ -246,9 +246,8 @@ PLANS = {
 
 def test_a_share_of_an_operator_that_is_not_there_is_refused() -> None:
     work = ("flop", "read_bytes", "write_bytes")
-    columns = {name: [10, 20, 30] for one in work for name in (one, f"batch_{one}")}
-    operators = pd.DataFrame(columns, index=[5, 6, 7])
-    assert scale_work(operators, {6: 0.5})["flop"].tolist() == [10, 10, 30]
+    operators = Columns({name: np.array([10, 20, 30]) for one in work for name in (one, f"batch_{one}")})
+    assert scale_work(operators, {1: 0.5})["flop"].tolist() == [10, 10, 30]
     with pytest.raises(KeyError, match="99"):
         scale_work(operators, {99: 0.5})
 

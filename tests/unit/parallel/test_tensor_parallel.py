@@ -155,7 +155,7 @@ def test_grouped_convolutions_are_split_by_inputs_and_summed(captured):
         ("all_reduce", 8 * pixels),
         ("reduce_scatter", 8 * pixels),
     ]
-    grouped, depthwise = (split.operators.loc[layers[m].op_id] for m in ("1", "3"))
+    grouped, depthwise = (split.operators.to_frame().loc[layers[m].op_id] for m in ("1", "3"))
     assert grouped["write_bytes"] == 8 * pixels  # a partial sum
     assert grouped["read_bytes"] == 4 * pixels + 8 * 2 * 9 * 4 + 8 * 4
     whole = trace.operators.loc[layers["3"].op_id]
@@ -174,7 +174,7 @@ def test_a_tied_head_is_split_by_inputs(captured):
     assert gather_rules(trace)["0"] == gather_rules(trace)["3.vocabulary"] == "row"
     # Products of backward are halves, of the shared weight's gradient too.
     back = (trace.operators["phase"] == "backward") & (trace.operators["flop"] > 0)
-    assert (split.operators.loc[back, "flop"] * 2 == trace.operators.loc[back, "flop"]).all()
+    assert (split.operators.to_frame().loc[back, "flop"] * 2 == trace.operators.loc[back, "flop"]).all()
 
 
 def test_a_model_without_layers_is_refused(transformer_trace):

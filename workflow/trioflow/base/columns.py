@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -106,6 +107,11 @@ class Columns(Mapping[str, Any]):
     replace = assign
 
     @classmethod
+    def concat(cls, tables: Sequence[Columns]) -> Columns:
+        """Return tables of the same columns one behind the other."""
+        return cls({name: _join([table[name] for table in tables]) for name in tables[0]})
+
+    @classmethod
     def of_arrow(cls, table: pa.Table) -> Columns:
         """Return a table's columns, as `of_frame`."""
         return cls({name: read_arrow_column(table.column(name)) for name in table.column_names})
@@ -126,6 +132,15 @@ class Columns(Mapping[str, Any]):
         for name in set(nullable) & columns.keys():
             columns[name] = pd.arrays.IntegerArray(columns[name], columns[name] == ABSENT)
         return pd.DataFrame(columns)  # a copy, so that who changes it does not change the columns
+
+
+def _join(columns: Sequence[Any]) -> Column:
+    if not isinstance(columns[0], Texts):
+        return np.concatenate(columns)
+    words = Texts.of(chain.from_iterable(column.words for column in columns))
+    firsts = np.cumsum([0, *(len(column.words) for column in columns)])
+    codes = [np.where(c.codes == ABSENT, ABSENT, c.codes + first) for c, first in zip(columns, firsts, strict=False)]
+    return Texts(np.append(words.codes, ABSENT).astype(np.int32)[np.concatenate(codes)], words.words)
 
 
 def read_arrow_column(column: pa.ChunkedArray) -> Any:

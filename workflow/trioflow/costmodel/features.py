@@ -34,6 +34,9 @@ Floats = npt.NDArray[np.float64]
 FEATURES = ("flop", "read_bytes", "write_bytes")
 """Columns of the operator table that a regression may use."""
 
+WORK = (*FEATURES, *(f"batch_{name}" for name in FEATURES))
+"""All columns of an operator's work, the parts that grow with the batch last."""
+
 HOST_ONLY = frozenset({"view"})
 """Classes whose operators leave the data where they are; their cost does not follow any size."""
 

@@ -59,7 +59,7 @@ def size_trace(traces: Sequence[Trace], plan: Plan, batch: int) -> Trace:
     split = split_for_plan(prepare_split(trace, plan), plan)
     operators = resize_batch(split.operators, factor)
     same = factor == 1.0 and plan.tensor == 1
-    return Trace(operators, trace.tensors if same else trace.tensors.iloc[:0], trace.facts)
+    return Trace(operators, trace.tensor_columns.take(slice(None if same else 0)), trace.facts)
 
 
 def leave_host(graph: TaskGraph) -> TaskGraph:

@@ -429,8 +429,9 @@ def _least_half_width(reference: Reference, plan: Plan, sizes: Sequence[int], wa
 @of_model
 def phase_times(trace: ModelGraph) -> dict[str, float]:
     """Return the traced time of each phase, host time included [s]."""
-    total = trace.operators["device_ns"] + trace.operators["cpu_ns"]
-    return {phase: ns_to_s(float(total[trace.operators["phase"] == phase].sum())) for phase in PHASES}
+    operators = trace.operator_columns
+    total = operators["device_ns"] + operators["cpu_ns"]
+    return {phase: ns_to_s(float(total[operators["phase"].isin([phase])].sum())) for phase in PHASES}
 
 
 def _part_of_step(trace: Trace, mode: str) -> float:
@@ -442,7 +443,7 @@ def _part_of_step(trace: Trace, mode: str) -> float:
 
 def _rescale_distance(times: OperatorTimes, reference: Reference, anchor: StepAnchor) -> float:
     """Return the logarithm of the rescaled over the recorded compute; 0 where there is none."""
-    recorded_ns = reference.operators["device_ns"].to_numpy(np.float64)
+    recorded_ns = reference.operators["device_ns"].astype(np.float64)
     in_step = StepAnchor(s_to_ns(anchor.timer_s), anchor.scale).apply(recorded_ns)
     recorded_s, rescaled_s = ns_to_s(float(in_step.sum())), float(times.device_s.sum())
     return float(np.log(rescaled_s / recorded_s)) if recorded_s > 0 and rescaled_s > 0 else 0.0

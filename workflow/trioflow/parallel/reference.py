@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from trioflow.base.columns import as_columns
+from trioflow.base.columns import Columns, Texts
 from trioflow.base.derived import Derives, derived
 from trioflow.base.errors import PlanError, TraceError
 from trioflow.costmodel.device_times import host_times, rescale_distinct
-from trioflow.costmodel.features import FEATURES, OperatorModel, resize_batch
+from trioflow.costmodel.features import WORK, OperatorModel, price_columns, resize_batch
 from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.splits.tensor_split import Shares, TensorSplit, scale_operator_rows
 from trioflow.trace.store import Trace
@@ -30,7 +28,7 @@ class Reference(Derives):
 
     trace: ModelGraph  # the trace nearest in batch; its tensors give the sizes of messages
     # Its operators: as recorded, or, between two traces, at the wanted batch
-    operators: pd.DataFrame
+    operators: Columns
     batch: float  # samples that ``operators`` stand for
     # Batch of each trace used to the share of the step's time that it decides
     shares: dict[int, float]
@@ -62,16 +60,19 @@ def _choose_reference(first: ModelGraph, others: Sequence[ModelGraph], batch: fl
     lower = [t for t in ordered if t.facts.batch < batch]
     upper = [t for t in ordered if t.facts.batch > batch]
     if traced == batch or not lower or not upper:
-        return Reference(nearest, nearest.operators, traced, {traced: 1.0})
+        return Reference(nearest, nearest.operator_columns, traced, {traced: 1.0})
     low, high = lower[-1], upper[0]
-    if low.operators["name"].tolist() != high.operators["name"].tolist():
-        return Reference(nearest, nearest.operators, traced, {traced: 1.0})
+    if low.operator_columns["name"].tolist() != high.operator_columns["name"].tolist():
+        return Reference(nearest, nearest.operator_columns, traced, {traced: 1.0})
     span = high.facts.batch - low.facts.batch
     weight = float((batch - low.facts.batch) / span)
-    operators = resize_batch(nearest.operators, batch / traced)
-    for column in ("device_ns", "cpu_ns"):
-        mixed = (1 - weight) * low.operators[column] + weight * high.operators[column]
-        operators[column] = mixed.round().astype("int64")
+    mixed = {
+        name: ((1 - weight) * low.operator_columns[name] + weight * high.operator_columns[name])
+        .round()
+        .astype(np.int64)
+        for name in ("device_ns", "cpu_ns")
+    }
+    operators = resize_batch(nearest.operator_columns, batch / traced).assign(**mixed)
     parts = {
         low.facts.batch: (1 - weight) * float(low.facts.step_time_s),
         high.facts.batch: weight * float(high.facts.step_time_s),
@@ -94,7 +95,7 @@ def _check_same(traces: Sequence[Trace]) -> None:
 @of_model
 def without_communication(trace: ModelGraph) -> ModelGraph:
     """Return a trace whose communication takes no time: a plan brings its own, so a parallel run's must not count."""
-    communicates = trace.operators["kind"] == "collective"
+    communicates = trace.operator_columns["kind"].isin(["collective"])
     if not communicates.any():
         return trace
     if communicates.all():
@@ -102,22 +103,21 @@ def without_communication(trace: ModelGraph) -> ModelGraph:
             f"the trace of {trace.facts.workload} holds messages alone: no plan can be made of it",
             fix="simulate it with --as-traced",
         )
-    operators = trace.operators.copy()
-    operators.loc[communicates, ["device_ns", "cpu_ns"]] = 0
+    operators = _silence(trace.operator_columns, ("device_ns", "cpu_ns"))
     warning = f"{int(communicates.sum())} communication operators of the traced run are left out"
     facts = replace(trace.facts, warnings=[*trace.facts.warnings, warning])
-    return replace(trace, operators=operators, facts=facts)
+    return trace.replace(facts, operators)
 
 
 def silence_messages(trace: Trace) -> Trace:
     """Return a trace whose rows of communication take no device and do no work."""
-    operators = trace.operators.copy()
-    columns = ["device_ns", *FEATURES, *(f"batch_{name}" for name in FEATURES)]
-    operators.loc[operators["kind"] == "collective", columns] = 0
-    return Trace(operators, trace.tensors, trace.facts)
+    return trace.replace(trace.facts, _silence(trace.operator_columns, ("device_ns", *WORK)))
 
 
-_PREDICTED = ("time_s", "low_s", "high_s", "extrapolated")
+def _silence(operators: Columns, names: Sequence[str]) -> Columns:
+    """Return operators in which some columns of the communication are 0."""
+    others = ~operators["kind"].isin(["collective"])
+    return operators.assign(**{name: operators[name] * others for name in names})
 
 
 @dataclass
@@ -159,42 +159,42 @@ class PricedModel(Derives):
             return [{} for _ in parts]
         ops = [op for of_part in chosen for op in of_part]
         factors = np.array([share for shares in parts for share in shares.values()], dtype=float)
-        before, after = (f.loc[ops].reset_index(drop=True) for f in (self.reference.operators, split.operators))
+        before, after = (table.take(np.array(ops)) for table in (self.reference.operators, split.operators))
         after = scale_operator_rows(after, np.arange(len(ops)), factors)
         device_s, _ = predict_operator_times(before, after, self.model)
         times = iter(device_s.tolist())
         return [{op: next(times) for op in of_part} for of_part in chosen]
 
     @derived()
-    def predict_elementwise(self, name: str, sizes: Sequence[int], reads: int) -> dict[str, NDArray[Any]]:
+    def predict_elementwise(self, name: str, sizes: Sequence[int], reads: int) -> Columns:
         """Predict one element-wise operator over gradients of some sizes [bytes]: columns of `OperatorModel`.
 
         On a CPU the optimizer's class predicts what happens to gradients. On a GPU that class holds calls over lists of
         tensors, some 30 us each, which no copy is: there the phase is forward.
         """
-        if not sizes:
-            return {column: np.zeros(0) for column in _PREDICTED}
-        rows = pd.DataFrame(
+        count, none = len(sizes), np.zeros(len(sizes), dtype=np.int64)
+        phase = "forward" if self.reference.trace.facts.device == "cuda" else "optimizer"
+        shapes = np.fromiter(([[size // 4]] for size in sizes), dtype=object, count=count)
+        rows = Columns(
             {
-                "name": name,
-                "phase": "forward" if self.reference.trace.facts.device == "cuda" else "optimizer",
-                "module": "",
-                "flop": 0,
-                "kernels": 0,
-                "read_bytes": [reads * size for size in sizes],
-                "write_bytes": sizes,
-                "input_shapes": [[[size // 4]] * reads for size in sizes],
-                "output_shapes": [[[size // 4]] for size in sizes],
-                "dtype": "float",
+                **{
+                    column: Texts.of([word] * count)
+                    for column, word in (("name", name), ("phase", phase), ("module", ""))
+                },
+                **dict.fromkeys(("flop", "kernels"), none),
+                "read_bytes": reads * np.array(sizes, dtype=np.int64),
+                "write_bytes": np.array(sizes, dtype=np.int64),
+                "input_shapes": np.fromiter((shape * reads for shape in shapes), dtype=object, count=count),
+                "output_shapes": shapes,
+                "dtype": Texts.of(["float"] * count),
             }
         )
-        found = self.model.predict(rows)
-        return {column: found[column].to_numpy() for column in _PREDICTED}
+        return price_columns(self.model, rows)
 
 
 def predict_operator_times(
-    operators: pd.DataFrame, target: pd.DataFrame, model: OperatorModel
+    operators: Columns, target: Columns, model: OperatorModel
 ) -> tuple[NDArray[np.float64], bool]:
     """Return each operator's device time at the target work [s], and whether any is out of range; host time does not scale."""
-    predicted = rescale_distinct(model, as_columns(operators), as_columns(target))
-    return predicted["time_s"], bool(predicted["extrapolated"].any())
+    prices = rescale_distinct(model, operators, target)
+    return prices["time_s"], bool(prices["extrapolated"].any())

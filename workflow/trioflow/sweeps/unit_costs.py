@@ -18,10 +18,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from trioflow.base.columns import as_columns
+from trioflow.base.columns import Columns
 from trioflow.base.derived import Derives, derived
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
@@ -315,8 +314,8 @@ class UnitCosts(Derives):
         Operators equal in the columns that say what is computed, as of repeated blocks, are asked for once, all
         together.
         """
-        recorded: list[pd.DataFrame] = []
-        targets: list[pd.DataFrame] = []
+        recorded: list[Columns] = []
+        targets: list[Columns] = []
         places: list[tuple[tuple[Any, ...], NDArray[np.int64]]] = []
         asked = 0
         for samples, plans in sorted(plans_of.items()):
@@ -324,19 +323,17 @@ class UnitCosts(Derives):
             operators, factor = reference.operators, samples / reference.trace.facts.batch
             rows = _number_rows(reference)
             splits = [split_prepared(reference.trace, plan).operators for plan in plans]
-            target = resize_batch(pd.concat(splits, ignore_index=True), factor)
-            work = target[list(FEATURES)].to_numpy(dtype=np.int64)
-            keys = np.column_stack([np.tile(rows, len(plans)), work])
+            target = resize_batch(Columns.concat(splits), factor)
+            work = [target[name] for name in FEATURES]
+            keys = np.column_stack([np.tile(rows, len(plans)), *work])
             _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
             of_plan = asked + inverse.reshape(len(plans), -1)
             for plan, place in zip(plans, of_plan, strict=True):
                 places.append(((*style_of(plan), samples), place))
-            recorded.append(operators.iloc[first % len(operators)])
-            targets.append(target.iloc[first])
+            recorded.append(operators.take(first % operators.rows))
+            targets.append(target.take(first))
             asked += len(first)
-        device_s, _ = predict_operator_times(
-            pd.concat(recorded, ignore_index=True), pd.concat(targets, ignore_index=True), self.model
-        )
+        device_s, _ = predict_operator_times(Columns.concat(recorded), Columns.concat(targets), self.model)
         self._device_times |= {key: device_s[place] for key, place in places}
 
     def _device_s(self, plan: Plan, samples: int) -> Floats:
@@ -394,8 +391,8 @@ class UnitCosts(Derives):
         """Return the optimizer's time on one rank's shards of the whole model [s]."""
         trace = self.traces[0]
         split = split_updates(prepare_split(trace, plan), plan, split_prepared(trace, plan))
-        mine = np.flatnonzero(trace.operators["phase"].to_numpy() == "optimizer")
-        recorded, target = trace.operators.iloc[mine], split.operators.iloc[mine]
+        updates = trace.operator_columns["phase"].isin(["optimizer"])
+        recorded, target = trace.operator_columns.take(updates), split.operators.take(updates)
         device_s, _ = predict_operator_times(recorded, target, self.model)
         host_s = host_times(trace, recorded, find_launch_s(self.platform.host, trace.facts)).sum()
         total_s = float(device_s.sum())
@@ -410,7 +407,7 @@ def _sum(places: NDArray[np.int64], values: Floats, count: int) -> Floats:
 
 def find_units(trace: ModelGraph) -> NDArray[np.int64]:
     """Return the unit of each operator; the first of a model that names none."""
-    return assign_units(trace) if pipeline_units(trace) else np.zeros(len(trace.operators), dtype=np.int64)
+    return assign_units(trace) if pipeline_units(trace) else np.zeros(trace.operator_columns.rows, dtype=np.int64)
 
 
 def split_prepared(trace: ModelGraph, plan: Plan) -> TensorSplit:
@@ -420,13 +417,13 @@ def split_prepared(trace: ModelGraph, plan: Plan) -> TensorSplit:
 
 @of_model
 def _number_phases(trace: ModelGraph) -> NDArray[np.int64]:
-    numbers = [_PHASE_NUMBERS[str(phase)] for phase in trace.operators["phase"]]
+    numbers = [_PHASE_NUMBERS[str(phase)] for phase in trace.operator_columns["phase"].tolist()]
     return np.array(numbers, dtype=np.int64)
 
 
 @derived()
 def _number_rows(reference: Reference) -> NDArray[np.int64]:
-    return number_rows(as_columns(reference.operators))
+    return number_rows(reference.operators)
 
 
 @partial(of_model, key=lambda plan: (plan.recompute, plan.stages))

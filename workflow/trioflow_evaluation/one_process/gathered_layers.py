@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import pandas as pd
+from trioflow.base.columns import Columns
 from trioflow.base.errors import PlanError
 from trioflow.base.units import BYTES_PER_MIB
-from trioflow.costmodel.features import FEATURES, class_of_name
+from trioflow.costmodel.features import FEATURES, WORK, class_of_name
 from trioflow.parallel.model_graph import ModelGraph, Operator, of_model
 from trioflow.parallel.splits.tensor_split import AFTER, BEFORE, Exchange, TensorSplit, find_loss, list_untrained
 from trioflow.tables import records
@@ -76,12 +76,12 @@ def list_inputs(trace: Trace, operators: Sequence[int]) -> dict[int, tuple[int, 
     return found
 
 
-def cut_row(frame: pd.DataFrame, row: Mapping[str, Any], part: float, shares: Mapping[str, float]) -> None:
+def cut_row(operators: Columns, row: Mapping[str, Any], part: float, shares: Mapping[str, float]) -> None:
     """Write a shard's work into one row of the operators in place: its part of the FLOPs, its shares of the bytes."""
     for column in FEATURES:
         share = part if column == "flop" else shares[column]
         for name in (column, f"batch_{column}"):
-            frame.at[row["op_id"], name] = round(int(row[name]) * share)
+            operators[name][row["op_id"]] = round(int(row[name]) * share)
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,8 @@ class _Cutter:
         self.degree = degree
         self.layers = {layer.op_id: layer for layer in layers}
         self.storage, self.category, self.size, self.shape = trace.storage, trace.category, trace.size, trace.shape
-        self.split = TensorSplit(trace.operators.copy())
+        columns = trace.operator_columns
+        self.split = TensorSplit(columns.assign(**{name: columns[name].copy() for name in WORK}))
         self.begun: set[int] = set()
 
     def visit(self, row: dict[str, Any]) -> None:

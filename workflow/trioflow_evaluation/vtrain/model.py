@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from trioflow.base.columns import as_columns
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.operators.precision import load_tensor_tables
 from trioflow.engine.program import Ints
@@ -98,7 +99,7 @@ def build_step(times: StageTimes, micro_batches: int, data: int = 1, tensor: int
         times=[each] * micro_batches,
         stages=stages,
         schedule=build_schedule("1f1b", pipeline, micro_batches),
-        split=TensorSplit(operators),
+        split=TensorSplit(as_columns(operators)),
         factors=(1.0,) * micro_batches,
     )
     builder.add_ranks()

@@ -256,7 +256,7 @@ def test_ranks_of_latent_attention_hold_its_narrow_products_whole():
         rows = trace.operators["module"].str.fullmatch(rf"model\.layers\.\d+\.self_attn\.{name}")
         rows &= trace.operators["flop"] > 0
         assert rows.sum() == 3 * LATENT.layers
-        assert (split.operators.loc[rows, "flop"] * share == trace.operators.loc[rows, "flop"]).all()
+        assert (split.operators.to_frame().loc[rows, "flop"] * share == trace.operators.loc[rows, "flop"]).all()
     sums = [e.size_bytes for held in split.after.values() for e in held]
     narrow = STEP.batch * STEP.sequence * 2
     assert sums.count(narrow * LATENT.latent) == sums.count(narrow * LATENT.query_latent) == LATENT.layers
@@ -289,7 +289,7 @@ def test_ranks_that_split_experts_share_their_products_and_add_up_once():
     trace = make.make_trace(EXPERTS, STEP)
     split = split_operators(trace, 2)
     grouped = trace.operators["name"] == "aten::_grouped_mm"
-    assert (split.operators.loc[grouped, "flop"] * 2 == trace.operators.loc[grouped, "flop"]).all()
+    assert (split.operators.to_frame().loc[grouped, "flop"] * 2 == trace.operators.loc[grouped, "flop"]).all()
     rows = STEP.batch * STEP.sequence * EXPERTS.experts_per_token
     modules = trace.operators["module"].str.fullmatch(r"model\.layers\.\d+\.mlp\.\w+_proj")
     of_experts = [e.size_bytes for op, found in split.after.items() if modules[op] for e in found]

@@ -75,7 +75,7 @@ class StorageTable:
         return place, storages[entries], makes[entries]
 
 
-def build_storage_table(trace: Trace, operators: pd.DataFrame, shares: Mapping[int, float] = {}) -> StorageTable:
+def build_storage_table(trace: Trace, operators: Columns, shares: Mapping[int, float] = {}) -> StorageTable:
     """Return the storages of a trace as one rank holds them; ``shares``: parts of parameters, gradients and state.
 
     What an operator makes shrinks, and grows with the batch, as the bytes that it writes do. A result that autograd
@@ -195,17 +195,17 @@ def _list_uses(
 
 
 def _share_made(
-    trace: Trace, operators: pd.DataFrame, whole: StorageTable, producer: NDArray[np.int64]
+    trace: Trace, operators: Columns, whole: StorageTable, producer: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Return the part of each storage that a rank holds: as its operator writes, or reads where more than it returns.
 
     So the probabilities that a loss keeps beside the one number that it returns.
     """
     read, written = (
-        _ratio(operators[column].to_numpy(dtype=float), trace.operators[column].to_numpy(dtype=float))
+        _ratio(operators[column].astype(float), trace.operator_columns[column].astype(float))
         for column in ("read_bytes", "write_bytes")
     )
-    returned = trace.operators["write_bytes"].to_numpy(dtype=float)
+    returned = trace.operator_columns["write_bytes"].astype(float)
     by_op = np.where(returned > 0, written, read)
     keeps_more = whole.bytes > np.append(returned, 0.0)[producer]
     of_maker = np.where(keeps_more, np.append(read, 1.0)[producer], np.append(by_op, 1.0)[producer])
@@ -213,7 +213,7 @@ def _share_made(
     # Where no parameter is known, its state is as much of it as the operators that update it.
     begins, used, _ = whole.uses
     owner = np.repeat(np.arange(len(by_op)), np.diff(begins))
-    updates = trace.operators["phase"].to_numpy(dtype=str)[owner] == "optimizer"
+    updates = trace.operator_columns["phase"].isin(["optimizer"])[owner]
     state = updates & (whole.category[used] == "optimizer_state")
     share[used[state][::-1]] = by_op[owner[state]][::-1]
     return share

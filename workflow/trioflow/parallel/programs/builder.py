@@ -476,7 +476,7 @@ class RankProgram:
     @staticmethod
     def split(trace: Trace, /, degree: int) -> TensorSplit:
         """Return one rank's operators and messages in this tensor style."""
-        return TensorSplit(trace.operators.copy())
+        return TensorSplit(trace.operator_columns)
 
     @staticmethod
     def list_samples(plan: Plan, batch: int) -> list[int]:

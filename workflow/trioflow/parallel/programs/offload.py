@@ -21,8 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
+from trioflow.base.columns import ABSENT, Columns
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.parallel.backward import list_units
@@ -105,13 +104,13 @@ def read_host_rates(plan: Plan, host: Mapping[str, float]) -> HostRates | None:
 
 def size_update(trace: Trace, parameter_bytes: float) -> float:
     """Return what the host reads and writes to update some parameters, which are one rank's [bytes]."""
-    table = build_storage_table(trace, trace.operators)
+    table = build_storage_table(trace, trace.operator_columns)
     whole = float(table.bytes[table.category == "parameter"].sum())
     state = float(table.bytes[(table.category == "optimizer_state") & ~table.made].sum())
     return parameter_bytes * (3.0 + 2.0 * (state / whole if whole else 0.0))
 
 
-def plan_activations(trace: ModelGraph, operators: pd.DataFrame) -> OffloadedActivations:
+def plan_activations(trace: ModelGraph, operators: Columns) -> OffloadedActivations:
     """Return what each unit keeps for backward; what several read belongs to the last, which comes first in backward.
 
     Raises PlanError when the trace does not say what the model's units are.
@@ -125,14 +124,16 @@ def plan_activations(trace: ModelGraph, operators: pd.DataFrame) -> OffloadedAct
         row.op_id: unit for unit, region in enumerate(regions) for op in region for row in trace.backward_of.get(op, ())
     }
     table = build_storage_table(trace, operators)
-    phase = trace.operators["phase"].to_numpy(dtype=str)
-    makers = trace.tensors.groupby("storage_id")["producer_op_id"].first()
+    phase = trace.operator_columns["phase"].tolist()
+    columns = (trace.tensor_columns[name].tolist() for name in ("storage_id", "producer_op_id"))
+    # Of the first tensor of a storage that somebody made.
+    makers = {at: maker for at, maker in [*zip(*columns, strict=True)][::-1] if maker != ABSENT}
     begins, entries, _ = table.uses
     owner: dict[int, int] = {}
     for op, unit in unit_of.items():
         for storage in entries[begins[op] : begins[op + 1]].tolist():
-            maker = makers[table.storage_id[storage]]
-            if table.made[storage] and phase[int(maker)] == "forward":
+            maker = makers.get(int(table.storage_id[storage]), ABSENT)
+            if table.made[storage] and phase[maker] == "forward":
                 owner[storage] = max(owner.get(storage, -1), unit)
     found: list[UnitActivations] = []
     numbers: dict[int, int] = {}

@@ -338,11 +338,11 @@ class StageWorks:
     def _predict(self, name: str, sizes: Sequence[int], reads: int, times: int = 1) -> NDArray[np.float64]:
         """Predict an operator over some buffers, one by one, and remember how sure that is."""
         found = self.priced.predict_elementwise(name, sizes, reads)
-        time_s, low_s, high_s, beyond = found.values()
-        self.spread_s[0] += times * float((time_s - low_s).sum())
-        self.spread_s[1] += times * float((high_s - time_s).sum())
+        time_s: NDArray[np.float64] = found["time_s"]
+        self.spread_s[0] += times * float((time_s - found["low_s"]).sum())
+        self.spread_s[1] += times * float((found["high_s"] - time_s).sum())
         self.predicted |= bool(sizes)
-        self.extrapolated |= bool(beyond.any())
+        self.extrapolated |= bool(found["extrapolated"].any())
         return time_s
 
     def _elementwise_s(self, name: str, sizes: Sequence[int], reads: int, times: int = 1) -> float:

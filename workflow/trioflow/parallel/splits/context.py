@@ -27,16 +27,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from trioflow.base.errors import PlanError
-from trioflow.base.units import ns_to_s
-from trioflow.costmodel.features import FEATURES, OperatorModel, plain_operator_name
+from trioflow.base.units import NS_PER_S
+from trioflow.costmodel.features import FEATURES, OperatorModel, plain_operator_name, price_columns
 from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.reference import OperatorTimes, Reference
 from trioflow.parallel.splits.tensor_split import SharedAttention, TensorSplit
 from trioflow.parallel.splits.vocabulary import list_lengths
-from trioflow.tables import records
 from trioflow.trace.store import Trace
 
 if TYPE_CHECKING:
@@ -74,7 +72,7 @@ def check_context(trace: Trace, plan: Plan) -> None:
     masked = any(
         len(shape) > 1
         for op, (places, _, forward) in attentions.items()
-        for shape in trace.operators["input_shapes"].iloc[op][places[-1] + 1 :]
+        for shape in trace.operator_columns["input_shapes"][op][places[-1] + 1 :]
         if forward is None
     )
     unknown = "the trace does not say how many tokens a sample has"
@@ -127,7 +125,7 @@ def share_tokens(trace: ModelGraph, degree: int, pipeline: int) -> dict[int, flo
     """
     if degree == 1:
         return {}
-    columns = zip(trace.storage, trace.shape, trace.tensors["dtype"], strict=True)
+    columns = zip(trace.storage, trace.shape, trace.tensor_columns["dtype"].tolist(), strict=True)
     held = [
         (storage, (shape, dtype))
         for (storage, shape, dtype), mine in zip(columns, _list_token_tensors(trace), strict=True)
@@ -145,35 +143,33 @@ def split_context(split: TensorSplit, trace: ModelGraph, degree: int, method: st
     """Return what a rank that shares a sequence does of a tensor-parallel rank's work: its own tokens and positions."""
     if degree == 1:
         return split
-    operators = split.operators.copy()
-    steps = operators["phase"] != "optimizer"
+    operators = split.operators
+    steps = ~operators["phase"].isin(["optimizer"])
     sizes, held = trace.size, _list_token_tensors(trace)
-    grows = (trace.operators["batch_read_bytes"] > 0).tolist()
+    grows = (trace.operator_columns["batch_read_bytes"] > 0).tolist()
     tables = np.array(
         [
             sum(sizes[i] for i in ids if held[i] and trace.shape[i][:1] != (trace.facts.batch,))
             if any(held[i] for i in ids) and grows[op]
             else 0
-            for op, ids in enumerate(trace.operators["input_ids"])
+            for op, ids in enumerate(trace.operator_columns["input_ids"])
         ],
         dtype=float,
     )
+    cut = {}
     for column in FEATURES:
-        growing = operators[f"batch_{column}"].to_numpy(dtype=float)
-        fixed = operators[column].to_numpy(dtype=float) - growing
-        spared = np.minimum(tables, fixed) if column == "read_bytes" else 0.0
+        whole, growing = operators[column], operators[f"batch_{column}"].astype(float)
+        spared = np.minimum(tables, whole - growing) if column == "read_bytes" else 0.0
         gone = np.where(steps, np.floor((growing + spared) * (1 - 1 / degree)), 0.0)
-        operators[column] -= gone.astype("int64")
-        kept = np.where(steps, np.ceil(growing / degree), growing)
-        grown = operators[f"batch_{column}"]
-        operators[f"batch_{column}"] = pd.Series(kept, grown.index).astype(grown.dtype)
+        cut[column] = whole - gone.astype(np.int64)
+        cut[f"batch_{column}"] = np.where(steps, np.ceil(growing / degree), growing).astype(np.int64)
     before, after = (
         {op: [replace(e, size_bytes=round(e.size_bytes / degree)) for e in held_] for op, held_ in found.items()}
         for found in (split.before, split.after)
     )
     return replace(
         split,
-        operators=operators,
+        operators=operators.assign(**cut),
         before=before,
         after=after,
         attentions=_list_attentions(split, trace, degree, method),
@@ -182,7 +178,7 @@ def split_context(split: TensorSplit, trace: ModelGraph, degree: int, method: st
 
 def _list_attentions(split: TensorSplit, trace: ModelGraph, degree: int, method: str) -> dict[int, SharedAttention]:
     sizes = trace.size
-    ids, whole = trace.operators["input_ids"].tolist(), trace.operators["flop"].tolist()
+    ids, whole = (trace.operator_columns[name].tolist() for name in ("input_ids", "flop"))
     mine = split.operators["flop"].tolist()
     return {
         op: SharedAttention(
@@ -222,16 +218,20 @@ def _time_blocks(
         return {}
     attentions, flop = find_attentions(reference.trace), split.operators["flop"].tolist()
     kinds: dict[Any, int] = {}
-    kind_of, rows = {}, []
-    recorded: dict[int, float] = {}
-    for op, row in zip(rings, records(reference.operators.iloc[rings]), strict=True):
+    kind_of, rows, works = {}, list[int](), list[dict[str, Any]]()
+    operators = reference.operators
+    names, phases, shapes = (operators[name].tolist() for name in ("name", "phase", "input_shapes"))
+    for op in rings:
         mine = float(flop[op]) * factor  # of C blocks
-        kind = (row["name"], row["phase"], repr(row["input_shapes"]), mine)
+        kind = (names[op], phases[op], repr(shapes[op]), mine)
         if kind not in kinds:
-            rows += _make_blocks(row, attentions[op][0], split.attentions[op].ranks, mine)
+            row = {name: operators[name][op] for name in ("flop", "read_bytes", "write_bytes", "input_shapes")}
+            works += _make_blocks(row, attentions[op][0], split.attentions[op].ranks, mine)
+            rows += [op] * 4
         kind_of[op] = kinds.setdefault(kind, len(kinds))
-        recorded[op] = ns_to_s(float(row["device_ns"]))
-    predicted = model.predict(pd.DataFrame(rows))["time_s"].to_numpy(dtype=float).reshape(-1, 4)
+    recorded = dict(zip(rings, (operators["device_ns"][rings] / NS_PER_S).tolist(), strict=True))
+    columns = {name: np.fromiter((w[name] for w in works), operators[name].dtype, len(works)) for name in works[0]}
+    predicted = price_columns(model, operators.take(np.array(rows)).assign(**columns))["time_s"].reshape(-1, 4)
     alike = np.full((len(predicted), 3), 1 / split.attentions[rings[0]].ranks)  # of no known time
     whole = np.broadcast_to(predicted[:, :1], alike.shape)
     shares = np.divide(predicted[:, 1:], whole, out=alike, where=whole > 0)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.columns import ABSENT
 from trioflow.base.errors import PlanError
 from trioflow.base.provenance import write_json
 from trioflow.base.units import ns_to_s
@@ -125,11 +125,11 @@ def find_gradients(trace: ModelGraph) -> dict[str, int]:
     found = {str(g["name"]): int(g.get("gradient_storage_id", -1)) for g in entries}
     known = set(found.values())
     free: dict[int, tuple[int, int]] = {}
-    columns = (trace.category, trace.storage, trace.tensors["producer_op_id"].tolist())
+    columns = (trace.category, trace.storage, trace.tensor_columns["producer_op_id"].tolist())
     for row, (category, storage, maker) in enumerate(zip(*columns, strict=True)):
-        if category == "gradient" and storage not in known and not pd.isna(maker):
+        if category == "gradient" and storage not in known and maker != ABSENT:
             size = max(sizes[row], free.get(storage, (0, 0))[0])
-            free[storage] = (size, int(maker))
+            free[storage] = (size, maker)
     for entry in entries:
         if found[str(entry["name"])] >= 0:
             continue
@@ -159,7 +159,7 @@ def _shapes_of_gradients(trace: ModelGraph) -> list[dict[str, Any]]:
     """Return the parameters that gradients belong to, shaped as the step first used them."""
     # As the step used them first: of equal keys the last one stands.
     first = {key: row for row, key in reversed([*enumerate(zip(trace.storage, trace.size, strict=True))])}
-    width = trace.tensors["elem_bytes"].tolist()
+    width = trace.tensor_columns["elem_bytes"].tolist()
     # Gradients become ready from the last parameter to the first.
     named = [
         (g["name"], first.get((int(g["parameter_storage_id"]), int(g["size_bytes"])))) for g in trace.facts.gradients
@@ -174,7 +174,7 @@ def _shapes_of_gradients(trace: ModelGraph) -> list[dict[str, Any]]:
 @of_model
 def list_buffers(trace: ModelGraph, operators: Sequence[int]) -> list[int]:
     """Return the broadcasts of the buffers that some operators read, one an element type [bytes]."""
-    size, storage, dtype = trace.size, trace.storage, trace.tensors["dtype"].tolist()
+    size, storage, dtype = trace.size, trace.storage, trace.tensor_columns["dtype"].tolist()
     groups: dict[str, dict[int, int]] = {}
     for index in (i for op in operators for i in trace.rows[op].input_ids if trace.category[i] == "buffer"):
         groups.setdefault(dtype[index], {})[storage[index]] = size[index]
@@ -249,9 +249,9 @@ def size_weights(trace: Trace, buckets: Sequence[Bucket]) -> list[int]:
 @of_model
 def find_scaled(trace: ModelGraph) -> frozenset[int]:
     """Return the storages of weights that products read in FP8."""
-    tensors = trace.tensors
-    twin = (tensors["category"] == "parameter") & (tensors["elem_bytes"] == 1)
-    return frozenset(tensors.loc[twin, "storage_id"].tolist())
+    tensors = trace.tensor_columns
+    twin = tensors["category"].isin(["parameter"]) & (tensors["elem_bytes"] == 1)
+    return frozenset(tensors["storage_id"][twin].tolist())
 
 
 def is_inside(module: str, paths: Sequence[str]) -> bool:
@@ -311,7 +311,7 @@ BALANCES = ("time", "count")
 
 def name_balance(trace: Trace, balance: str | None) -> str:
     """Return how ``partition`` cuts a trace: time or count."""
-    timed = bool((trace.operators["device_ns"] + trace.operators["cpu_ns"]).any())
+    timed = any(trace.operator_columns[name].any() for name in ("device_ns", "cpu_ns"))
     return BALANCES[0] if timed and balance in (None, BALANCES[0]) else BALANCES[1]
 
 
@@ -327,9 +327,8 @@ def partition(trace: ModelGraph, stages: int, balance: str = "time") -> list[lis
         raise PlanError(f"unknown balance {balance!r}", fix=f"use {' or '.join(BALANCES)}")
     unit_of = assign_units(trace)
     names = list(pipeline_units(trace))
-    operators = trace.operators
-    total = (operators["device_ns"] + operators["cpu_ns"]).to_numpy(dtype=float)
-    total = np.where(operators["phase"] == "optimizer", 0.0, total)
+    operators = trace.operator_columns
+    total = (operators["device_ns"] + operators["cpu_ns"]) * ~operators["phase"].isin(["optimizer"])
     weights = [ns_to_s(float(total[unit_of == index].sum())) for index in range(len(names))]
     if balance == "count" or not any(weights):
         weights = [float(0 < index < len(names) - 1) for index in range(len(names))]
@@ -475,7 +474,7 @@ def find_tied(trace: ModelGraph, stage_of: NDArray[np.int64]) -> list[TiedParame
 def stages_of_operators(trace: Trace, cut: list[list[str]]) -> NDArray[np.int64]:
     """Return the stage of every operator."""
     if len(cut) == 1:
-        return np.zeros(len(trace.operators), dtype=np.int64)
+        return np.zeros(trace.operator_columns.rows, dtype=np.int64)
     stage_of_unit = [stage for stage, units in enumerate(cut) for _ in units]
     stage_of: NDArray[np.int64] = np.array(stage_of_unit, dtype=np.int64)[assign_units(trace)]
     return stage_of

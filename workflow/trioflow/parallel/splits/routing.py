@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.columns import ABSENT
 from trioflow.base.errors import InputError, PlanError, TableError
 from trioflow.base.input_files import read_text
 from trioflow.costmodel.features import plain_operator_name
@@ -67,7 +67,7 @@ class ExpertLayer:
 @of_model
 def find_expert_layers(trace: ModelGraph) -> list[ExpertLayer]:
     """Return the layers of experts that are computed by grouped products, in the order of forward."""
-    size, producer = trace.size, trace.tensors["producer_op_id"].tolist()
+    size, producer = trace.size, trace.tensor_columns["producer_op_id"].tolist()
     found: dict[str, list[Operator]] = {}
     for row in trace.forward:
         if plain_operator_name(row.name)[0] in _GROUPED and row.weights and row.output_ids:
@@ -90,8 +90,8 @@ def find_expert_layers(trace: ModelGraph) -> list[ExpertLayer]:
 
 def _look_through_casts(trace: ModelGraph, tensor: int) -> int:
     """Return the tensor that experts' tokens were cast from: they travel as they are."""
-    made = trace.tensors["producer_op_id"].iloc[tensor]
-    caster = None if pd.isna(made) else trace.rows[int(made)]
+    made = trace.tensor_columns["producer_op_id"][tensor]
+    caster = None if made == ABSENT else trace.rows[made]
     return caster.input_ids[0] if caster and plain_operator_name(caster.name)[0] == _CAST else tensor
 
 
@@ -217,7 +217,7 @@ def set_routing(trace: Trace, routing: Mapping[str, Any] | None) -> Trace:
         return trace
     if not find_expert_layers(trace):
         raise PlanError(f"a routing, and {trace.facts.workload} has no layers of experts", fix="leave it out")
-    return replace(trace, facts=replace(trace.facts, routing=routing))
+    return trace.replace(replace(trace.facts, routing=routing))
 
 
 @of_model

@@ -21,7 +21,7 @@ keeps the first; here it is kept.
 References: M. Shoeybi et al., Megatron-LM, arXiv 1909.08053, section 3. V. A. Korthikanti et al., Reducing Activation
 Recomputation, arXiv 2205.05198, section 4. Megatron-LM ``megatron/core/distributed/finalize_model_grads.py``.
 
-Messages of Megatron's tensor parallelism: where each stands beside the operators of one rank, and how large it is.
+ExchangePlacer of Megatron's tensor parallelism: where each stands beside the operators of one rank, and how large it is.
 
 By default a product waits for what is gathered before it, and what follows for what is summed behind it. Where they
 overlap (``tensor_overlap`` of a plan), two of the products of a column-split layer's backward run in the order of
@@ -62,11 +62,10 @@ from math import comb, gcd
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from trioflow.base.errors import PlanError
 from trioflow.base.plan_row import TENSOR_STYLE, find_rank_program
-from trioflow.costmodel.features import FEATURES, class_of_name, plain_operator_name
+from trioflow.costmodel.features import WORK, class_of_name, plain_operator_name
 from trioflow.parallel.model_graph import ModelGraph, Operator, of_model
 from trioflow.parallel.splits.context import split_context
 from trioflow.parallel.splits.pipeline import list_parameters
@@ -267,7 +266,6 @@ def split_experts(trace: ModelGraph, plan: Plan, split: TensorSplit) -> TensorSp
     layers = find_expert_layers(trace)
     found = replace(
         split,
-        operators=split.operators.copy(),
         before={op: list(held) for op, held in split.before.items()},
         after={op: list(held) for op, held in split.after.items()},
     )
@@ -289,9 +287,7 @@ def _cut_work(
     split: TensorSplit, trace: ModelGraph, plan: Plan, of_layer: Mapping[int, tuple[ExpertLayer, float]]
 ) -> None:
     """Write the work on a rank's own experts into the operators of layers, with how full the fullest rank is."""
-    cells = {
-        f"{grows}{name}": split.operators[f"{grows}{name}"].tolist() for name in FEATURES for grows in ("", "batch_")
-    }
+    cells = {name: split.operators[name].tolist() for name in WORK}
     size, shape = trace.size, trace.shape
     for op_id, (layer, most) in of_layer.items():
         row = trace.rows[op_id]
@@ -303,8 +299,7 @@ def _cut_work(
             kept = _drop_weights(cells, name, op_id, whole, plan.expert_parts)
             _fill(cells, name, op_id, kept, most)
         _fill(cells, "flop", op_id, 0, most)
-    for name, values in cells.items():
-        split.operators[name] = pd.Series(values, index=split.operators.index, dtype=split.operators[name].dtype)
+    split.operators = split.operators.assign(**{name: np.array(values) for name, values in cells.items()})
 
 
 def _gather_rows(split: TensorSplit, trace: ModelGraph, layer: ExpertLayer, inside: Sequence[int], more: float) -> None:
@@ -315,14 +310,16 @@ def _gather_rows(split: TensorSplit, trace: ModelGraph, layer: ExpertLayer, insi
     size, category = trace.size, trace.category
     wide = {layer.rows_bytes, layer.made_bytes}
     for name, ids in (("read_bytes", "input_ids"), ("write_bytes", "output_ids")):
-        moved = split.operators[name].to_numpy() > 0
-        held = trace.operators[ids]
+        moved = split.operators[name][inside] > 0
+        held = trace.operator_columns[ids]
         added = [
             round(more * sum(size[i] for i in held[op] if size[i] in wide and category[i] == "activation"))
             for op in inside
         ]
         for column in (name, f"batch_{name}"):
-            split.operators.loc[list(inside), column] += np.where(moved[list(inside)], added, 0)
+            cells = split.operators[column].copy()
+            cells[inside] += np.where(moved, added, 0)
+            split.operators = split.operators.assign(**{column: cells})
 
 
 def _drop_weights(cells: Mapping[str, list[int]], name: str, op_id: int, weights: int, ranks: int) -> int:
@@ -409,14 +406,12 @@ def _count_places(layer: ExpertLayer, places: int) -> float:
 
 def _share_of_tokens(trace: Trace, split: TensorSplit, permute: int) -> float:
     """Return the part of the tokens that a rank copies: all, or its own of sequence parallelism."""
-    whole, mine = (frame["write_bytes"].iloc[permute] for frame in (trace.operators, split.operators))
+    whole, mine = (table["write_bytes"][permute] for table in (trace.operator_columns, split.operators))
     return float(mine / whole) if whole else 1.0
 
 
 _WHOLE = ("parameter", "gradient", "buffer")
 """Categories of tensors that do not grow with the tokens."""
-_CUT = ("flop", "read_bytes", "write_bytes", "batch_flop", "batch_read_bytes", "batch_write_bytes")
-"""Columns of operators that are less on a shard."""
 
 _CASTS, _SCALED = ("amax", "quantize"), ("scaled_linear", "block_scaled_linear")
 """Operators that cast to FP8, and linear layers that compute in it."""
@@ -557,23 +552,22 @@ def split_operators(trace: ModelGraph, degree: int, *, sequence: bool = False, v
     split, no tokens to cut, or tokens that do not divide.
     """
     if degree == 1:
-        return TensorSplit(trace.operators.copy())
+        return TensorSplit(trace.operator_columns)
     if sequence:
         check_tokens(trace, degree)
     found = find_vocabulary(trace, degree) if vocabulary else None
     splitter = Splitter(trace, degree, sequence, found)
-    split = TensorSplit(trace.operators.copy())
+    split = TensorSplit(trace.operator_columns)
     messages = ExchangePlacer(splitter, split)
-    # Cells of a frame are slow to write one by one.
-    cells = {name: split.operators[name].tolist() for name in _CUT}
+    # Cells of an array are slow to write one by one.
+    cells = {name: split.operators[name].tolist() for name in WORK}
     for row in trace.rows:
         kind = splitter.visit(row)
         messages.place(row, kind)
         if not kind or kind == "exit":
             continue
         _cut(cells, row, kind, splitter)
-    for name, values in cells.items():
-        split.operators[name] = pd.Series(values, index=split.operators.index, dtype=split.operators[name].dtype)
+    split.operators = split.operators.assign(**{name: np.array(values) for name, values in cells.items()})
     _cut_updates(split, trace, degree)
     messages.finish()
     if not split.exchanges:

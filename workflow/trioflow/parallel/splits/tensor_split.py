@@ -9,10 +9,10 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from trioflow.costmodel.features import FEATURES
+from trioflow.base.columns import Columns
+from trioflow.costmodel.features import WORK
 from trioflow.parallel.model_graph import ModelGraph, of_model
 
 BEFORE, AFTER, SUMMED = "before", "after", "summed"
@@ -88,7 +88,7 @@ class StageExchange(Exchange):
 class TensorSplit:
     """What tensor parallelism does to the operators of a trace."""
 
-    operators: pd.DataFrame  # A copy with the work of one shard
+    operators: Columns  # With the work of one shard
     # Operator to the exchanges right before and right after it
     before: dict[int, list[Exchange]] = field(default_factory=dict)
     after: dict[int, list[Exchange]] = field(default_factory=dict)
@@ -143,7 +143,7 @@ def list_untrained(trace: ModelGraph) -> list[dict[str, Any]]:
     owned = {int(g.get("parameter_storage_id", -1)) for g in trace.facts.gradients}
     readers: dict[int, str] = {}
     places: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-    columns = (trace.storage, trace.category, trace.tensors["module"], trace.shape)
+    columns = (trace.storage, trace.category, trace.tensor_columns["module"].tolist(), trace.shape)
     for at, category, module, shape in zip(*columns, strict=True):
         if category == "parameter" and at not in owned:
             for place in (readers.setdefault(at, str(module)), _ANYWHERE):
@@ -221,22 +221,16 @@ def with_rules(trace: ModelGraph, rules: Mapping[str, str], padded: Mapping[int,
     return trace.with_facts(facts)
 
 
-def scale_work(operators: pd.DataFrame, shares: Shares) -> pd.DataFrame:
-    """Return a copy of the operators in which some do a share of their work; KeyError for one that is not there."""
-    chosen = list(shares)
-    rows = operators.index.get_indexer(pd.Index(chosen, dtype="int64"))
-    if (rows < 0).any():
-        raise KeyError(f"no operators {[chosen[i] for i in np.flatnonzero(rows < 0)]}")
-    return scale_operator_rows(operators, rows, np.array([shares[op] for op in chosen], dtype=float))
+def scale_work(operators: Columns, shares: Shares) -> Columns:
+    """Return the operators with some that do a share of their work; KeyError for one that is not there."""
+    if missing := [op for op in shares if not 0 <= op < operators.rows]:
+        raise KeyError(f"no operators {missing}")
+    return scale_operator_rows(operators, np.array(list(shares), dtype=np.intp), np.array(list(shares.values()), dtype=float))
 
 
-def scale_operator_rows(operators: pd.DataFrame, rows: NDArray[np.intp], factors: NDArray[np.float64]) -> pd.DataFrame:
-    """Return a copy of the operators with factors on the work of some rows."""
-    scaled: dict[str, Any] = {}
-    for column in (*FEATURES, *(f"batch_{column}" for column in FEATURES)):
-        cells = operators[column].to_numpy(dtype=np.int64)
-        part = np.ceil(cells[rows].astype(float) * factors).astype(np.int64)
-        cells = cells.copy()
-        cells[rows] = part
-        scaled[column] = pd.Series(cells, operators.index, operators[column].dtype)
+def scale_operator_rows(operators: Columns, rows: NDArray[np.intp], factors: NDArray[np.float64]) -> Columns:
+    """Return the operators with factors on the work of some rows."""
+    scaled = {name: operators[name].copy() for name in WORK}
+    for cells in scaled.values():
+        cells[rows] = np.ceil(cells[rows].astype(float) * factors).astype(np.int64)
     return operators.assign(**scaled)

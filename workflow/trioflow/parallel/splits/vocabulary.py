@@ -216,7 +216,7 @@ def find_layers(trace: Trace) -> dict[str, str]:
 
 
 def _match(trace: Trace, rules: Mapping[str, str]) -> dict[str, str]:
-    modules = set(trace.operators["module"])
+    modules = set(trace.operator_columns["module"].tolist())
     return {pattern: kind for pattern, kind in rules.items() if any(fnmatchcase(module, pattern) for module in modules)}
 
 
