@@ -8,6 +8,7 @@ The optimizer is shared out by what each rank owns, whatever form it runs in.
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 from captured import BATCH, TRANSFORMER, capture_raw, with_steady_times
 from same_model import ProportionalModel
