@@ -54,7 +54,8 @@ class Texts:
 
     def holds(self, test: Callable[[str], object]) -> NDArray[np.bool_]:
         """Return for which rows' texts a test holds [rows]."""
-        return np.array([*map(bool, map(test, self.words)), False])[self.codes]
+        rows: NDArray[np.bool_] = np.array([*map(bool, map(test, self.words)), False])[self.codes]
+        return rows
 
     def tolist(self) -> list[str | None]:
         """Return every row's text, None where it is missing."""
@@ -169,7 +170,7 @@ def _read_numbers(array: pa.Array, kind: np.dtype[Any]) -> NDArray[Any]:
 
 def _read_column(column: pd.Series[Any]) -> Column:
     kind = str(column.dtype)
-    if kind == "object" and all(isinstance(cell, str) for cell in column):
+    if kind == "object" and len(column) and all(isinstance(cell, str) for cell in column):
         kind = "str"
     if kind in ("str", "string", "category"):
         return Texts.of(column.astype(object).where(column.notna(), None))

@@ -28,7 +28,7 @@ from trioflow.parallel.splits.tensor_split import ATTENTION
 from trioflow.trace.store import Trace
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 _FP32_BYTES = 4
 TEMPORARY = "temporary"

@@ -225,7 +225,9 @@ def scale_work(operators: Columns, shares: Shares) -> Columns:
     """Return the operators with some that do a share of their work; KeyError for one that is not there."""
     if missing := [op for op in shares if not 0 <= op < operators.rows]:
         raise KeyError(f"no operators {missing}")
-    return scale_operator_rows(operators, np.array(list(shares), dtype=np.intp), np.array(list(shares.values()), dtype=float))
+    return scale_operator_rows(
+        operators, np.array(list(shares), dtype=np.intp), np.array(list(shares.values()), dtype=float)
+    )
 
 
 def scale_operator_rows(operators: Columns, rows: NDArray[np.intp], factors: NDArray[np.float64]) -> Columns:
