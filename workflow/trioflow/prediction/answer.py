@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from trioflow import __version__
+from trioflow.base.columns import ABSENT, Columns
 from trioflow.base.errors import InputError
 from trioflow.base.plan_row import Plan
 from trioflow.base.units import format_apart, format_bytes, format_time
@@ -40,6 +40,9 @@ from trioflow.prediction.breakdown import (
 )
 from trioflow.prediction.step import Simulated, Step
 from trioflow.tables import flatten
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _QUANTILES = (("low_s", 0.1), ("median_s", 0.5), ("high_s", 0.9))
 _STEP, _RANK, _MICRO_BATCH, _PASS, _EXCHANGE, _OPERATOR = range(6)
@@ -101,14 +104,14 @@ def draw_step(
     if spread is None:
         spread, source = choose_spread(device_kind)
     fold = graph.fold
-    check_size(len(graph.tasks) if fold is None else fold.task_total)
-    plan, timeline = graph.metadata.plan, result.timeline
+    check_size(graph.kept_tasks.rows if fold is None else fold.task_total)
+    plan, timeline = graph.metadata.plan, result.timeline_columns
     drawn_graph = DrawnGraph(graph, timeline)
     groups, factors = _draw_factors(drawn_graph, timeline, plan, draws, seed, spread)
     own = _draw_operators(drawn_graph, timeline, seed, spread.operator_log)
     drawn = drawn_graph.run(groups, factors, own)
     steady = drawn_graph.run(np.zeros_like(groups), np.ones((1, 1)))
-    degrees = _name_degrees(graph.tasks, timeline, plan)
+    degrees = _name_degrees(graph.task_columns, timeline, plan)
     return Draws(
         drawn.step_s,
         seed,
@@ -120,37 +123,33 @@ def draw_step(
 
 
 def _draw_factors(
-    graph: DrawnGraph, timeline: pd.DataFrame, plan: Plan, draws: int, seed: int, spread: Spread
+    graph: DrawnGraph, timeline: Columns, plan: Plan, draws: int, seed: int, spread: Spread
 ) -> tuple[Ints, Floats]:
     """Return which row of factors each item takes, and the factors: passes, then exchanges."""
-    ranks = timeline["rank"].to_numpy(dtype=np.int64)
-    micro_batch = timeline["micro_batch"].to_numpy(dtype=np.int64, na_value=0)
-    keys = pd.DataFrame(
-        {
-            "rank": ranks,
-            "micro_batch": micro_batch,
-            "stage": timeline["stage"].to_numpy(dtype=np.int64, na_value=0),
-            "phase": pd.factorize(timeline["phase"], sort=True)[0],
-        }
-    )
-    own = keys.groupby(list(keys)).ngroup().to_numpy(dtype=np.int64)
-    passes = keys.assign(own=own).drop_duplicates("own").sort_values("own")
-    replica = passes["rank"].to_numpy() // plan.tensor // plan.context % plan.data
+    phases = timeline["phase"]
+    order = np.argsort(np.argsort([*phases.words, ""]))
+    keys = [
+        timeline["rank"],
+        *(np.maximum(timeline[name], 0) for name in ("micro_batch", "stage")),
+        order[phases.codes],
+    ]
+    passes, own = np.unique(np.column_stack(keys), axis=0, return_inverse=True)
+    rank, micro_batch, _, _ = passes.T
+    replica = rank // plan.tensor // plan.context % plan.data
     steps = draw_normals(seed, _STEP, 0, (draws,), spread.step_autocorrelation)
     logs = np.tile(spread.step_log * steps, (len(passes), 1))
     rank_logs = spread.rank_log * draw_normals(
-        seed, _RANK, 0, (int(ranks.max(initial=0)) + 1, draws), spread.rank_autocorrelation
+        seed, _RANK, 0, (int(rank.max(initial=0)) + 1, draws), spread.rank_autocorrelation
     )
-    logs += rank_logs[passes["rank"].to_numpy()]
+    logs += rank_logs[rank]
     pieces = int(micro_batch.max(initial=0)) + 1
     for one in np.unique(replica).tolist():
         drawn = spread.micro_batch_log * draw_normals(seed, _MICRO_BATCH, one, (pieces, draws))
-        logs[replica == one] += drawn[passes["micro_batch"].to_numpy()[replica == one]]
-    own_rank = passes["rank"].to_numpy()
-    for one in np.unique(own_rank).tolist():
-        rows = np.flatnonzero(own_rank == one)
+        logs[replica == one] += drawn[micro_batch[replica == one]]
+    for one in np.unique(rank).tolist():
+        rows = np.flatnonzero(rank == one)
         logs[rows] += spread.pass_log * draw_normals(seed, _PASS, one, (len(rows), draws))
-    shared = timeline["match_id"].notna().to_numpy()
+    shared = timeline["match_id"] != ABSENT
     exchanges = np.unique(graph.item_of[shared])
     exchange_logs = spread.exchange_log * draw_normals(seed, _EXCHANGE, 0, (len(exchanges), draws))
     groups = np.zeros(len(graph.lengths_s), dtype=np.int64)
@@ -160,7 +159,7 @@ def _draw_factors(
 
 
 def _draw_operators(
-    graph: DrawnGraph, timeline: pd.DataFrame, seed: int, deviation: float
+    graph: DrawnGraph, timeline: Columns, seed: int, deviation: float
 ) -> Callable[[int], Floats] | None:
     """Return each draw's factors on single operators [items], none where they do not differ.
 
@@ -169,7 +168,7 @@ def _draw_operators(
     if not deviation:
         return None
     single = np.zeros(len(graph.lengths_s), dtype=bool)
-    single[graph.item_of[timeline["match_id"].isna().to_numpy()]] = True
+    single[graph.item_of[timeline["match_id"] == ABSENT]] = True
 
     def draw(number: int) -> Floats:
         logs = deviation * draw_normals(seed, _OPERATOR, number, (len(single),))
@@ -178,11 +177,11 @@ def _draw_operators(
     return draw
 
 
-def _name_degrees(tasks: pd.DataFrame, timeline: pd.DataFrame, plan: Plan) -> Any:
+def _name_degrees(tasks: Columns, timeline: Columns, plan: Plan) -> Any:
     """Return the degree whose ranks each task meets; empty of tasks by themselves [tasks]."""
-    known = {text: name_group(str(text), plan) for text in tasks["group"].dropna().unique()}
-    names = tasks["group"].map(known).astype(object).fillna("pipeline").to_numpy(dtype=str)
-    return np.where(timeline["match_id"].notna().to_numpy(), names, "")
+    groups = tasks["group"]
+    names = np.array([*(name_group(text, plan) for text in groups.words), "pipeline"])[groups.codes]
+    return np.where(timeline["match_id"] != ABSENT, names, "")
 
 
 def _sum_waits(runs: Sequence[Drawn], graph: DrawnGraph, degrees: Any) -> list[dict[str, Any]]:
@@ -201,9 +200,9 @@ def _sum_waits(runs: Sequence[Drawn], graph: DrawnGraph, degrees: Any) -> list[d
     return found
 
 
-def _sum_late(drawn: Drawn, degrees: Any, timeline: pd.DataFrame, draws: int) -> list[dict[str, Any]]:
+def _sum_late(drawn: Drawn, degrees: Any, timeline: Columns, draws: int) -> list[dict[str, Any]]:
     member = degrees != ""
-    rank = timeline["rank"].to_numpy(dtype=np.int64)[member]
+    rank = timeline["rank"][member]
     late, count = np.bincount(rank, drawn.late[member]), np.bincount(rank)
     return [{"rank": one, "share": float(late[one] / (count[one] * draws))} for one in np.flatnonzero(count).tolist()]
 
@@ -373,7 +372,8 @@ class Prediction:
 
         Raises InputError as ``breakdown.build_breakdown``.
         """
-        return build_breakdown(self.task_graph, self.timeline, self.step.trace, by, depth)
+        timeline = self.simulated.result.timeline_columns
+        return build_breakdown(self.task_graph, timeline, self.step.trace, by, depth)
 
     @cached_property
     def parts_s(self) -> dict[str, float]:

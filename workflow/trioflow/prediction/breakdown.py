@@ -16,13 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow import tables
+from trioflow.base.columns import ABSENT, Columns, Texts
 from trioflow.base.errors import InputError
 from trioflow.base.plan_row import Plan
 from trioflow.base.precision_recipes import choose_recipe
@@ -40,10 +40,13 @@ from trioflow.engine.result import (
 from trioflow.hardware.machine import Device
 from trioflow.parallel.schedules.table import TRAIN
 from trioflow.parallel.splits.tensor_parallel import EXCHANGE
-from trioflow.parallel.task_graph import TaskGraph
+from trioflow.parallel.task_graph import TaskGraph, read_tasks
 from trioflow.trace.facts import Facts
 from trioflow.trace.language.sizes import read_language_model
 from trioflow.trace.store import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Floats = NDArray[np.float64]
 
@@ -54,7 +57,7 @@ _WORK = ("compute", "memcpy", "host")
 
 
 def build_breakdown(
-    graph: TaskGraph, timeline: pd.DataFrame, trace: Trace, by: str, depth: int = DEPTH
+    graph: TaskGraph, timeline: pd.DataFrame | Columns, trace: Trace, by: str, depth: int = DEPTH
 ) -> pd.DataFrame:
     """Break a simulated step down ``by`` rank, stage or module: ``tables.BREAKDOWN``, means over ranks that have it.
 
@@ -65,23 +68,26 @@ def build_breakdown(
     if by not in WAYS or depth < 1:
         problem = f"no breakdown by {by!r}" if by not in WAYS else f"depth {depth} is not positive"
         raise InputError(problem, fix=f"use {', '.join(WAYS)}, and a depth from 1")
-    frame = timeline.assign(op_id=graph.tasks["op_id"].to_numpy())
-    step_s = float(frame["end_s"].max()) if len(frame) else 0.0
-    modules = [cut_path(str(path), depth) for path in trace.operators["module"]]
+    import pandas as pd
+
+    tasks = read_tasks(timeline).replace(op_id=graph.task_columns["op_id"])
+    step_s = float(tasks["end_s"].max(initial=0.0))
+    modules = [cut_path(str(path), depth) for path in trace.operator_columns["module"].tolist()]
     if by == "module":
-        frame = frame[frame["op_id"].notna() & frame["kind"].isin(_WORK)]
-        names = np.array(modules, dtype=object)
-        codes, keys = pd.factorize(names[frame["op_id"].to_numpy(dtype=np.int64)])
+        tasks = tasks.take((tasks["op_id"] != ABSENT) & tasks["kind"].isin(_WORK))
+        named = Texts.of(modules[operator] for operator in tasks["op_id"].tolist())
+        codes, keys = named.codes.astype(np.int64), list(named.words)
     else:
-        codes, keys = pd.factorize(frame[by].fillna(0).to_numpy(dtype=np.int64), sort=True)
-    result = _measure_rows(frame, codes, len(keys), step_s)
-    result["by"], result["name"] = by, [str(key) for key in keys]
+        found_keys, codes = np.unique(np.maximum(tasks[by], 0), return_inverse=True)
+        keys = [str(key) for key in found_keys]
+    result = pd.DataFrame(_measure_rows(tasks, codes, len(keys), step_s))
+    result["by"], result["name"] = by, keys
     if by == "module":
-        found, result["output_shapes"] = _describe_modules(trace, modules, depth, list(keys))
+        found, result["output_shapes"] = _describe_modules(trace, modules, depth, keys)
         result[["communication_s", "exposed_communication_s", "idle_s"]] = np.nan
         result["message_bytes"] = None
     else:
-        found, result["output_shapes"] = _add_gradients(frame, codes, len(keys), trace), None
+        found, result["output_shapes"] = _add_gradients(tasks, codes, len(keys), trace), None
     result["gradient_bytes"] = found
     for column in ("message_bytes", "gradient_bytes"):
         result[column] = result[column].astype("Int64")
@@ -103,10 +109,11 @@ def split_step(executed: Executed, trace: Trace, waits: Mapping[str, Any], step_
 
     ``waits``: of ``describe_waits``. What two degrees' groups hide at once is shared among them.
     """
-    rows = build_breakdown(executed.graph, executed.timeline, trace, "rank").set_index("name")
-    numbers = rows.select_dtypes("number").astype(float)
-    mean = np.average(numbers.loc[executed.like.astype(str)], axis=0) if len(rows) else np.zeros(numbers.shape[1])
-    total = dict(zip(numbers.columns, mean.tolist(), strict=True))
+    tasks = executed.timeline_columns.replace(op_id=executed.graph.task_columns["op_id"])
+    ranks, codes = np.unique(tasks["rank"], return_inverse=True)
+    rows = _measure_rows(tasks, codes, len(ranks), float(tasks["end_s"].max(initial=0.0)))
+    place = np.searchsorted(ranks, executed.like)
+    total = {name: float(values[place].sum() / max(len(place), 1)) for name, values in rows.items()}
     exposed = dict(waits.get("exposed_by_group_s", {})) or {"other": 1.0}
     phases = {f"{phase} compute": total[f"{phase}_s"] for phase in tables.PHASES}
     groups = {f"{name} communication": time_s for name, time_s in exposed.items()}
@@ -123,21 +130,21 @@ _WHOLE = ("compute_s", "exposed_communication_s", "idle_s")
 
 
 def measure_exposed(
-    timeline: pd.DataFrame, codes: NDArray[np.int64], names: Sequence[str], like: NDArray[np.int64]
+    timeline: Columns, codes: NDArray[np.int64], names: Sequence[str], like: NDArray[np.int64]
 ) -> tuple[dict[str, float], float, float]:
     """Return the communication that no compute hides, by name, and a rank's idle time, without and with host waits [s].
 
     Means over the ranks. ``codes`` [tasks] are places in ``names``, negative for what is not communication; ``like`` is
     the rank of the timeline that each rank does the same as [ranks]. Host waits: what its host was launching meanwhile.
     """
-    step_s = float(timeline["end_s"].max()) if len(timeline) else 0.0
-    found, rank = np.unique(timeline["rank"].to_numpy(dtype=np.int64), return_inverse=True)
+    step_s = float(timeline["end_s"].max(initial=0.0))
+    found, rank = np.unique(timeline["rank"], return_inverse=True)
     place, work = np.searchsorted(found, like), _read_work(timeline)
-    hosts = (timeline["kind"] == "host").to_numpy(dtype=bool)
+    hosts = timeline["kind"].isin(["host"])
 
-    def measure(chosen: NDArray[np.bool_], name: str, work: pd.DataFrame = work) -> float:
+    def measure(chosen: NDArray[np.bool_], name: str, work: Columns = work) -> float:
         present = np.bincount(rank[chosen], minlength=len(found)) > 0
-        lanes = _measure_lanes(work[chosen], rank[chosen], present[None, :], step_s)
+        lanes = _measure_lanes(work.take(chosen), rank[chosen], present[None, :], step_s)
         values = dict(lanes)[name][place[present[place]]]
         return float(values.sum() / len(values))
 
@@ -145,11 +152,11 @@ def measure_exposed(
         names[code]: measure((codes == code) | (codes < 0), "exposed_communication_s")
         for code in sorted({*np.unique(codes).tolist()} - {-1}, key=names.__getitem__)
     }
-    everything = np.ones(len(timeline), dtype=bool)
+    everything = np.ones(timeline.rows, dtype=bool)
     idle_s = measure(everything, "idle_s")
     if not hosts.any():
         return exposed, idle_s, idle_s
-    launching = work.assign(computes=work["computes"] | hosts)
+    launching = work.replace(computes=work["computes"] | hosts)
     return exposed, measure(everything, "idle_s", launching), idle_s
 
 
@@ -158,9 +165,9 @@ def cut_path(path: str, depth: int) -> str:
     return ".".join(path.split(".")[:depth])
 
 
-def _measure_rows(frame: pd.DataFrame, codes: NDArray[np.int64], count: int, step_s: float) -> pd.DataFrame:
-    """Return times and sizes of each key, as means over the ranks that have such tasks."""
-    _, rank = np.unique(frame["rank"].to_numpy(dtype=np.int64), return_inverse=True)
+def _measure_rows(tasks: Columns, codes: NDArray[np.int64], count: int, step_s: float) -> dict[str, NDArray[Any]]:
+    """Return times and sizes of each key, as means over the ranks that have such tasks [keys]."""
+    _, rank = np.unique(tasks["rank"], return_inverse=True)
     ranks = int(rank.max(initial=-1)) + 1
     lane = codes * ranks + rank
     present = np.bincount(lane, minlength=count * ranks).reshape(count, ranks) > 0
@@ -173,35 +180,32 @@ def _measure_rows(frame: pd.DataFrame, codes: NDArray[np.int64], count: int, ste
     def add_up(values: NDArray[Any]) -> Floats:
         return np.bincount(codes, weights=values, minlength=count).astype(np.float64)
 
-    times_s = {name: mean(found) for name, found in _measure_lanes(_read_work(frame), lane, present, step_s)}
-    kind, phase = frame["kind"], frame["phase"]
-    work_s = ((frame["end_s"] - frame["start_s"]) * select_compute(frame)).to_numpy(np.float64)
-    operators = (frame["op_id"].notna() & (kind == "compute")).to_numpy(dtype=bool)
-    phases_s = {f"{name}_s": add_up(work_s * (phase == name).to_numpy(dtype=bool)) / members for name in tables.PHASES}
-    moved = add_up(frame["message_bytes"].to_numpy(dtype=np.float64, na_value=0.0))
-    return pd.DataFrame(
-        {
-            "ranks": members.astype(np.int64),
-            "operators": add_up(operators).astype(np.int64),
-            **times_s,
-            **phases_s,
-            "message_bytes": moved.astype(np.int64) // np.maximum(members, 1),
-        }
-    )
+    times_s = {name: mean(found) for name, found in _measure_lanes(_read_work(tasks), lane, present, step_s)}
+    work_s = (tasks["end_s"] - tasks["start_s"]) * select_compute(tasks)
+    operators = (tasks["op_id"] != ABSENT) & tasks["kind"].isin(["compute"])
+    phases_s = {f"{name}_s": add_up(work_s * tasks["phase"].isin([name])) / members for name in tables.PHASES}
+    moved = add_up(np.maximum(tasks["message_bytes"], 0))
+    return {
+        "ranks": members.astype(np.int64),
+        "operators": add_up(operators).astype(np.int64),
+        **times_s,
+        **phases_s,
+        "message_bytes": moved.astype(np.int64) // np.maximum(members, 1),
+    }
 
 
-def _read_work(frame: pd.DataFrame) -> pd.DataFrame:
+def _read_work(tasks: Columns) -> Columns:
     """Return when tasks run [s], and what they keep busy [tasks]."""
-    work = pd.DataFrame({name: frame[name].to_numpy(np.float64) for name in ("start_s", "end_s")})
-    return work.assign(computes=select_compute(frame), communicates=select_communication(frame))
+    busy = {"computes": select_compute(tasks), "communicates": select_communication(tasks)}
+    return Columns({"start_s": tasks["start_s"], "end_s": tasks["end_s"], **busy})
 
 
 def _measure_lanes(
-    work: pd.DataFrame, lane: NDArray[np.int64], present: NDArray[np.bool_], step_s: float
+    work: Columns, lane: NDArray[np.int64], present: NDArray[np.bool_], step_s: float
 ) -> Iterator[tuple[str, Floats]]:
     """Yield the times of each key and rank; what hides communication is all that a rank computes."""
     count, ranks = present.shape
-    start_s, end_s, computes, communicates = (work[name].to_numpy() for name in work)
+    start_s, end_s, computes, communicates = (work[name] for name in work)
     compute, communication = (
         merge_lanes(LaneIntervals(lane[chosen], start_s[chosen], end_s[chosen])) for chosen in (computes, communicates)
     )
@@ -218,12 +222,12 @@ def _measure_lanes(
     yield "idle_s", step_s - measure_lanes(busy, count * ranks)
 
 
-def _add_gradients(frame: pd.DataFrame, codes: NDArray[np.int64], count: int, trace: Trace) -> list[int]:
+def _add_gradients(tasks: Columns, codes: NDArray[np.int64], count: int, trace: Trace) -> list[int]:
     """Return the gradients that become ready among the operators of each key [keys] [bytes]."""
-    sizes = np.zeros(len(trace.operators) + 1)
+    sizes = np.zeros(trace.operator_columns.rows + 1)
     for entry in trace.facts.gradients:
         sizes[int(entry["ready_after_op_id"])] += int(entry["size_bytes"])
-    operators = frame["op_id"].to_numpy(dtype=np.int64, na_value=len(sizes) - 1)
+    operators = np.where(tasks["op_id"] == ABSENT, len(sizes) - 1, tasks["op_id"])
     # Recomputed and repeated ones are one gradient.
     pairs = np.unique(codes * len(sizes) + operators)
     key, operator = np.divmod(pairs, len(sizes))
@@ -236,7 +240,8 @@ def _describe_modules(trace: Trace, modules: list[str], depth: int, keys: Sequen
     for entry in trace.facts.gradients:
         module = cut_path(str(entry["module"]), depth)
         gradients[module] = gradients.get(module, 0) + int(entry["size_bytes"])
-    columns = zip(modules, trace.operators["phase"], trace.operators["output_shapes"], strict=True)
+    operators = trace.operator_columns
+    columns = zip(modules, operators["phase"].tolist(), operators["output_shapes"].tolist(), strict=True)
     made: dict[str, Any] = {module: shapes for module, phase, shapes in columns if phase == "forward"}
     shapes = [None if key not in made else [[int(size) for size in shape] for shape in made[key]] for key in keys]
     return [gradients[key] for key in keys], shapes
@@ -420,16 +425,15 @@ def describe_waits(executed: Executed, plan: Plan) -> dict[str, Any]:
     launches; only where these take time) and ``exposed_by_group_s`` [s] by degree: tensor, context, expert, data,
     pipeline; where groups wait at once, each counts.
     """
-    graph, timeline = executed.graph, executed.timeline
-    if graph.metadata.mode != TRAIN or timeline.empty:
+    graph, timeline = executed.graph, executed.timeline_columns
+    if graph.metadata.mode != TRAIN or not timeline.rows:
         return {}
-    groups = graph.tasks["group"]
-    known = [name_group(str(text), plan) for text in groups.cat.categories]
+    groups = graph.task_columns["group"]
+    known = [name_group(text, plan) for text in groups.words]
     names = list(dict.fromkeys([*known, "pipeline", "expert"]))
-    codes = np.array([names.index(name) for name in [*known, "pipeline"]])[groups.cat.codes]
+    codes = np.array([names.index(name) for name in [*known, "pipeline"]])[groups.codes]
     if plan.expert > 1:  # all-to-alls of ranks that share sequences are named alike
-        exchanged = (graph.tasks["name"] == EXCHANGE).to_numpy(dtype=bool)
-        codes = np.where(exchanged, names.index("expert"), codes)
+        codes = np.where(graph.task_columns["name"].isin([EXCHANGE]), names.index("expert"), codes)
     codes = np.where(select_communication(timeline), codes, -1)
     exposed, waiting_s, idle_s = measure_exposed(timeline, codes, names, executed.like)
     step_s = float(timeline["end_s"].max())
