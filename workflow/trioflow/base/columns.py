@@ -170,7 +170,7 @@ def _read_numbers(array: pa.Array, kind: np.dtype[Any]) -> NDArray[Any]:
 
 def _read_column(column: pd.Series[Any]) -> Column:
     kind = str(column.dtype)
-    if kind == "object" and len(column) and all(isinstance(cell, str) for cell in column):
+    if kind == "object" and all(isinstance(cell, str) for cell in column):
         kind = "str"
     if kind in ("str", "string", "category"):
         return Texts.of(column.astype(object).where(column.notna(), None))

@@ -156,7 +156,7 @@ def _check_batch(c: _Content) -> Iterator[Found]:
         if not shapes or dim >= len(shapes[0]) or shapes[0][dim] % c.batch:
             problem = f"dimension {dim} of {shapes!r:.60} is not a multiple of the batch, {c.batch}"
             yield "operators", f"row {row}, column batch_dim", problem
-    inputs = c.tensors["shape"][c.tensors["category"].isin(["input"])]
+    inputs = c.tensors.take(c.tensors["category"].isin(["input"]))["shape"].tolist()
     grows = bool(c.operators["batch_read_bytes"].any())
     if grows and len(inputs) and not any(c.batch in shape for shape in inputs):
         yield "facts", "batch", f"no input of the step has {c.batch} samples"
