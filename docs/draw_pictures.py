@@ -17,7 +17,7 @@ from pathlib import Path
 import trioflow
 from PIL import Image, ImageChops
 from trioflow.prediction.answer import Prediction
-from trioflow.report.charts import Page, draw_parts, plot, plot_scaling
+from trioflow.report.charts import ChartPage, draw_parts, plot, plot_scaling
 
 FIGURES = Path(__file__).parent / "figures"
 WIDTH, HEIGHT, MARGIN = 1000, 2400, 16
@@ -30,25 +30,25 @@ def predict(trace: str, plan: str, ranks: int, platform: str, **more: object) ->
     return trioflow.predict(trace, trioflow.named_plan(plan, ranks), platform, **more)  # type: ignore[arg-type]
 
 
-def choose(page: Page, *titles: str) -> Page:
+def choose(page: ChartPage, *titles: str) -> ChartPage:
     """Return a page with the charts of these titles alone."""
     charts = [chart for title in titles for chart in page.charts if chart.title == title]
     assert len(charts) == len(titles), [chart.title for chart in page.charts]
     return replace(page, charts=charts)
 
 
-def compare(title: str, verdict: str, answers: Mapping[str, Prediction]) -> Page:
+def compare(title: str, verdict: str, answers: Mapping[str, Prediction]) -> ChartPage:
     """Return a page of where the steps of some answers go."""
-    return Page(title, verdict, (), [draw_parts(answers)])
+    return ChartPage(title, verdict, (), [draw_parts(answers)])
 
 
-def draw_answer() -> Page:
+def draw_answer() -> ChartPage:
     """Draw an answer as it opens: where the step goes, and what fills the memory."""
     page = plot(predict("llama-3.1-8b", "fsdp", 64, "dgx-h100", fusion="compile", **LLAMA))
     return replace(choose(page, "Where the step goes", "What fills the memory"), facts=(), warnings=())
 
 
-def draw_which_plan() -> Page:
+def draw_which_plan() -> ChartPage:
     """Draw two plans side by side."""
     same = {"sequence": 8192, "precision": "megatron-bf16", "batch": 128}
     degrees = {"data": 32, "tensor": 2, "sequence_parallel": True, "sharding": "distributed", "accumulate": 4}
@@ -60,13 +60,13 @@ def draw_which_plan() -> Page:
     return replace(page, facts=(), warnings=(), charts=page.charts[:2])
 
 
-def draw_will_it_fit() -> Page:
+def draw_will_it_fit() -> ChartPage:
     """Draw what fills the memory, and when."""
     page = plot(predict("llama-3.1-8b", "fsdp", 8, "dgx-h100", **LLAMA | {"batch": 8}))
     return replace(choose(page, "Memory over the step", "What fills the memory"), facts=(), warnings=())
 
 
-def draw_cost() -> Page:
+def draw_cost() -> ChartPage:
     """Draw throughput and MFU of one batch on more and more GPUs."""
     words = "llama-3.1-8b --plan fsdp --gpus 8..512xH100 --batch 512 --json"
     command = [sys.executable, "-m", "trioflow", "scaling", *words.split()]
@@ -74,13 +74,13 @@ def draw_cost() -> Page:
     return replace(plot_scaling(answer), facts=(), warnings=())
 
 
-def draw_my_model() -> Page:
+def draw_my_model() -> ChartPage:
     """Draw the timeline of a captured model."""
     page = plot(predict("resnet50-b128", "ddp", 8, "dgx-h100"))
     return replace(choose(page, "When it runs"), facts=(), warnings=())
 
 
-def draw_my_cluster() -> Page:
+def draw_my_cluster() -> ChartPage:
     """Draw one plan on networks of several speeds."""
     rates = {"400 GB/s between nodes": 400e9, "100 GB/s": 100e9, "25 GB/s": 25e9, "TCP sockets": "tcp"}
     answers = {
@@ -90,7 +90,7 @@ def draw_my_cluster() -> Page:
     return compare("Llama 3.1 8B, FSDP on 64 H100", "The network between nodes decides below some 50 GB/s.", answers)
 
 
-def draw_healthy() -> Page:
+def draw_healthy() -> ChartPage:
     """Draw what a slow network does to a step, as `explain` finds it."""
     plan = trioflow.make_plan(data=8, tensor=8, sequence_parallel=True, sharding="distributed")
     more = LLAMA | {"precision": "nanotron-bf16"}
@@ -103,21 +103,21 @@ def draw_healthy() -> Page:
     )
 
 
-def draw_compare_gpus() -> Page:
+def draw_compare_gpus() -> ChartPage:
     """Draw one plan on three GPUs."""
     platforms = {"A100": "dgx-a100", "H100": "dgx-h100", "B200": "dgx-b200"}
     answers = {name: predict("llama-3.1-8b", "fsdp", 64, platform, **LLAMA) for name, platform in platforms.items()}
     return compare("Llama 3.1 8B, FSDP on 64 GPUs", "8 nodes of 8 GPUs, 64 sequences of 8,192 tokens.", answers)
 
 
-PICTURES: Mapping[str, Callable[[], Page]] = {
+PICTURES: Mapping[str, Callable[[], ChartPage]] = {
     name.removeprefix("draw_"): made
     for name, made in list(globals().items())
     if name.startswith("draw_") and name != "draw_parts"
 }
 
 
-def photograph(page: Page, path: Path) -> None:
+def photograph(page: ChartPage, path: Path) -> None:
     """Write a page as chromium shows it, without its end and the empty space around it."""
     hidden = "<style>details, footer, main > h2, main > pre { display: none } body { padding-bottom: 0 }</style></head>"
     for chart in page.charts:

@@ -24,7 +24,7 @@ from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import MICRO_BATCH, Corrections, correct_platform, load_platform
 from trioflow.parallel.plan import make_plan
 from trioflow.prediction.assembly import predict
-from trioflow.prediction.explain import COMPONENTS, NAMED, Component, Explanation, Measured, explain
+from trioflow.prediction.explain import COMPONENTS, NAMED, Component, Explanation, MeasuredTime, explain
 from trioflow.prediction.question import Options, time_operators
 from trioflow_evaluation.clusters.steps import DEVICE, Run, load_own_platform, predict_run, read_runs, trace_run
 from trioflow_evaluation.fits.collectives import NO_NVLINK, SLOW
@@ -72,7 +72,7 @@ def name_group(run: Run, before_s: float) -> str:
     return "network" if abs(own_s / before_s - 1) > NAMED else _UNSEEN
 
 
-def measure_run(run: Run) -> Measured:
+def measure_run(run: Run) -> MeasuredTime:
     """Return a run's step and the function that predicts it."""
     name = f"{run.nodes} nodes DP{run.data} TP{run.tensor} PP{run.pipeline}"
 
@@ -80,7 +80,7 @@ def measure_run(run: Run) -> Measured:
         platform = correct_platform(_load_platform(run.nodes), corrections)
         return float(predict_run(run, _time_operators(run), platform, interval=False)[0])
 
-    return Measured(name, run.measured_step_s, ask, pieces=run.accumulate)
+    return MeasuredTime(name, run.measured_step_s, ask, pieces=run.accumulate)
 
 
 @cache
@@ -117,7 +117,7 @@ def learn_engine(runs: Sequence[Run]) -> list[Component]:
     return [engine if one.name == MICRO_BATCH else one for one in COMPONENTS]
 
 
-def halve_errors(rows: Sequence[Measured]) -> tuple[float, float, str]:
+def halve_errors(rows: Sequence[MeasuredTime]) -> tuple[float, float, str]:
     """Return the median error of a cluster's other rows, before and after three are given, and the cause named."""
     explanation = explain(rows[:_GIVEN])
     before, after = (
@@ -127,7 +127,7 @@ def halve_errors(rows: Sequence[Measured]) -> tuple[float, float, str]:
     return before, after, explanation.cause
 
 
-def list_clusters(runs: Sequence[Run], draw: random.Random) -> Iterator[tuple[str, list[Measured]]]:
+def list_clusters(runs: Sequence[Run], draw: random.Random) -> Iterator[tuple[str, list[MeasuredTime]]]:
     """Yield the rows of clusters that differ from their description, in the order in which they are given."""
     for nodes in (16, 32, 64):
         some = [run for run in runs if run.nodes == nodes and list_causes(run) == {"network"}]
@@ -140,7 +140,7 @@ def list_clusters(runs: Sequence[Run], draw: random.Random) -> Iterator[tuple[st
     yield ("synthetic: A100 steps on Perlmutter's TCP between nodes", [_synthesise(*plan) for plan in plans])
 
 
-def _synthesise(ranks: int, tensor: int, pieces: int) -> Measured:
+def _synthesise(ranks: int, tensor: int, pieces: int) -> MeasuredTime:
     """Return a step as predicted with what Perlmutter measured over TCP, and its prediction by nominal links."""
     plan = make_plan(ranks // tensor, tensor, accumulate=pieces)
 
@@ -151,7 +151,7 @@ def _synthesise(ranks: int, tensor: int, pieces: int) -> Measured:
         return predict("gpt2-large", plan, platform, batch=batch, options=options).step_time_s
 
     measured_s = ask({}, inter_node_bandwidth="tcp")
-    return Measured(f"{ranks} ranks TP{tensor}", measured_s, ask, pieces=pieces)
+    return MeasuredTime(f"{ranks} ranks TP{tensor}", measured_s, ask, pieces=pieces)
 
 
 def _format_clusters(rows: Sequence[tuple[str, int, float, float, str]]) -> str:

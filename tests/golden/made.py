@@ -28,7 +28,7 @@ from trioflow.prediction.assembly import predict
 from trioflow.prediction.question import time_operators
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
-from trioflow_evaluation.fits.new_gpu import describe_pairs, pair_rows, predict_held_out, summarise_residuals
+from trioflow_evaluation.fits.new_gpu import describe_pairs, pair_gpus, predict_held_out, summarise_residuals
 
 SIZES = (0, 8, 1024, 4096, 3 << 15, 4 << 20, 50 << 20, 1 << 33)
 
@@ -127,7 +127,7 @@ def new_gpu(rule: str) -> Any:
         )
         for name, precision in (("a40", "fp32"), ("a40", "bf16"), ("v100-pcie-32gb", "tf32"), ("h100-sxm", "fp32"))
     }
-    pairs = describe_pairs(pair_rows(gpu_synthetic.law_rows(noise=0.02)))
+    pairs = describe_pairs(pair_gpus(gpu_synthetic.law_rows(noise=0.02)))
     held = predict_held_out(pairs, rule)
     bands, steps = summarise_residuals({rule: held})
     classes = {name: vars(one) for name, one in bands[rule].items()}

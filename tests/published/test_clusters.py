@@ -39,7 +39,7 @@ from trioflow_evaluation.clusters.steps import (
     PLATFORM,
     Run,
     cut_stages,
-    find_model,
+    find_run_sizes,
     join_network,
     judge_memory,
     judge_steps,
@@ -83,7 +83,7 @@ def test_every_run_is_read_and_names_its_ranks(runs: list[Run]) -> None:
     assert Counter(run.set for run in runs if run.ran)[BEFORE] == 478
     assert all(run.data * run.tensor * run.pipeline == 8 * run.nodes for run in runs if run.ran)
     assert all(
-        find_model(run).parameters == pytest.approx(run.parameters * 1e9, rel=0.01)
+        find_run_sizes(run).parameters == pytest.approx(run.parameters * 1e9, rel=0.01)
         for run in {(r.hidden, r.key_values, r.vocabulary): r for r in runs}.values()
     )
 

@@ -17,7 +17,7 @@ from trioflow.trace.importers.triosim_tables import read_triosim
 from trioflow_evaluation.published.cases import SETS, load_published_rows, rows_of_set
 from trioflow_evaluation.published.judge import (
     ANCHORS,
-    find_band,
+    find_step_band,
     judge_anchored_steps,
     judge_cases,
     list_residuals,
@@ -147,7 +147,7 @@ def test_scaling_to_eight_h100_is_within_its_aim(mirror: Path) -> None:
     told = list_scaling(cases)
     assert told["ranks"].tolist() == [2, 4, 8]
     assert told["error"].abs().mean() < SETS["resnet50-h100"].scaling_aim
-    assert find_band(nothing, "resnet50") == (1.0, 1.0)
+    assert find_step_band(nothing, "resnet50") == (1.0, 1.0)
     beyond = cases["measured_s"] / cases["high_s"]
     assert beyond.max() < 1.02, "a batch five times the traced one, and ranks that were not recorded"
     several = cases[cases["ranks"] > 1]

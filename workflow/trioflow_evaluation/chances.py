@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 from trioflow.report.pages import numbers, render_records
-from trioflow.sweeps.search_space import Prediction, probability_faster
+from trioflow.sweeps.search_space import RankedStep, probability_faster
 
 _ENDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 """Ends of the groups in which a probability is judged."""
 
 
-def score_pairs(questions: Iterable[Sequence[tuple[Prediction, float]]]) -> pd.DataFrame:
+def score_pairs(questions: Iterable[Sequence[tuple[RankedStep, float]]]) -> pd.DataFrame:
     """Return how often the plan that ``search`` expects to be faster was, by the probability it states.
 
     Every two plans of a question (what is predicted, measured step [s]) are a pair. Columns

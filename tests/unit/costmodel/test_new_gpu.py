@@ -50,7 +50,7 @@ from trioflow_evaluation.fits.new_gpu import (
     describe_pairs,
     fit_exponents,
     leave_out,
-    pair_rows,
+    pair_gpus,
     predict_held_out,
 )
 
@@ -155,7 +155,7 @@ def test_wrong_arguments_are_named() -> None:
 
 @pytest.fixture(scope="module")
 def law_pairs() -> pd.DataFrame:
-    return describe_pairs(pair_rows(law_rows(noise=0.02)))
+    return describe_pairs(pair_gpus(law_rows(noise=0.02)))
 
 
 def test_a_known_law_is_found_on_gpus_that_the_fit_never_saw(law_pairs: pd.DataFrame) -> None:

@@ -2,10 +2,10 @@
 
 import torch
 from torch import nn
-from trioflow.trace.workloads.recipe import Recipe
+from trioflow.trace.workloads.recipe import WorkloadRecipe
 
 
-def make() -> Recipe:
+def make() -> WorkloadRecipe:
     """Return a chain of three units."""
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1),
@@ -25,4 +25,4 @@ def make() -> Recipe:
         return images, torch.arange(samples, device=device) % 5
 
     units = {"first": ["0", "1", "2"], "second": ["3", "4", "5"], "third": ["6", "7", "8"]}
-    return Recipe(model, make_batch, nn.functional.cross_entropy, units)
+    return WorkloadRecipe(model, make_batch, nn.functional.cross_entropy, units)

@@ -2,7 +2,7 @@
 
 import torch
 from torch import nn
-from trioflow.trace.workloads.recipe import Recipe
+from trioflow.trace.workloads.recipe import WorkloadRecipe
 
 WIDTH, WORDS = 32, 128
 
@@ -20,7 +20,7 @@ class Head(nn.Module):
         return self.vocabulary(self.norm(x))
 
 
-def make() -> Recipe:
+def make() -> WorkloadRecipe:
     """Return embedding, two blocks and head, four units."""
     embedding = nn.Embedding(WORDS, WIDTH)
     blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(2)]
@@ -35,4 +35,4 @@ def make() -> Recipe:
         return nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
     units = {"embedding": ["0"], "first": ["1"], "second": ["2"], "head": ["3"]}
-    return Recipe(model, make_batch, loss, units)
+    return WorkloadRecipe(model, make_batch, loss, units)

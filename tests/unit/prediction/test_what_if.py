@@ -31,7 +31,7 @@ from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuil
 from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.breakdown import build_breakdown
-from trioflow.prediction.explain import Measured, explain
+from trioflow.prediction.explain import MeasuredTime, explain
 from trioflow.prediction.step import SessionAnchor, apply_factors, choose_anchor, settle_contention
 from trioflow.trace.store import Trace, load_trace
 
@@ -280,7 +280,7 @@ ROWS = ((1, 0.2, 1000, 1), (8, 0.05, 1000, 8), (2, 0.01, 4000, 4), (1, 0.1, 100,
     ],
 )
 def test_what_deviates_is_named_and_other_steps_come_right(truth: dict[str, float], cause: str) -> None:
-    rows = [Measured(f"{row}", step(*row, truth), partial(step, *row), pieces=row[0]) for row in ROWS]
+    rows = [MeasuredTime(f"{row}", step(*row, truth), partial(step, *row), pieces=row[0]) for row in ROWS]
     explanation = explain(rows)
     assert explanation.cause == cause
     assert {one.component.name for one in explanation.estimates if one.deviates} == set(truth)
@@ -299,7 +299,7 @@ def test_what_deviates_is_named_and_other_steps_come_right(truth: dict[str, floa
 def test_one_step_is_explained_by_what_is_likeliest(
     row: tuple[int, float, int, int], measured_s: float, cause: str
 ) -> None:
-    explanation = explain([Measured("one", measured_s, partial(step, *row), pieces=row[0])])
+    explanation = explain([MeasuredTime("one", measured_s, partial(step, *row), pieces=row[0])])
     assert explanation.cause == cause
     assert explanation.after_s[0] == pytest.approx(measured_s, rel=0.05)
 

@@ -10,7 +10,7 @@ from bokeh.resources import Resources
 from trioflow.cli.main import main
 from trioflow.cli.scaling import read_counts
 from trioflow.prediction.breakdown import PARTS
-from trioflow.report.charts import Page, explain_gap, merge_tasks, plot, plot_scaling
+from trioflow.report.charts import ChartPage, explain_gap, merge_tasks, plot, plot_scaling
 from trioflow.sweeps.search import SearchResult
 
 PLANS = {"ddp": trioflow.named_plan("ddp", 4), "1f1b": trioflow.named_plan("1f1b", 4, 4)}
@@ -167,7 +167,9 @@ def test_numbers_of_gpus_are_read(text: str, counts: list[int] | None) -> None:
 
 
 def test_nothing_of_the_data_is_markup() -> None:
-    page = Page("<script>alert(1)</script>", "</script><hostile>", [("<hostile>", "&")], [], ["<hostile>"], "<hostile>")
+    page = ChartPage(
+        "<script>alert(1)</script>", "</script><hostile>", [("<hostile>", "&")], [], ["<hostile>"], "<hostile>"
+    )
     text = page.render()
     assert "<script>alert" not in text and "<hostile>" not in text and "&lt;script&gt;alert(1)" in text
     assert "srcdoc=" in page._repr_html_()

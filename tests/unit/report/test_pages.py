@@ -23,9 +23,9 @@ from trioflow.report.pages import (
     PAGES,
     UNITS,
     Cell,
-    Column,
     Page,
     Section,
+    TableHeading,
     count_reached,
     escape_text,
     read_look,
@@ -117,7 +117,7 @@ def test_aims_are_counted_where_there_are_any():
 
 def test_cells_of_words_wrap_by_their_length() -> None:
     words = ["x", "one of twenty-one signs", "a cell that is so long that it wraps anyhow"]
-    table = render_table([Column("a", number=False)] * 3, [[Cell(word) for word in words]])
+    table = render_table([TableHeading("a", number=False)] * 3, [[Cell(word) for word in words]])
     kinds = re.findall(r'class="(long|medium)"', table)
     assert kinds == ["medium", "long"] and "td.medium { white-space: normal" in read_look("css")
 

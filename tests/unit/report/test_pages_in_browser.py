@@ -24,7 +24,17 @@ from trioflow import tables
 from trioflow.base.provenance import atomic_path
 from trioflow.report.attribution import CAUSES
 from trioflow.report.build import build_report
-from trioflow.report.pages import PAGES, Cell, Column, Page, Section, list_pages, render_page, render_table, write_page
+from trioflow.report.pages import (
+    PAGES,
+    Cell,
+    Page,
+    Section,
+    TableHeading,
+    list_pages,
+    render_page,
+    render_table,
+    write_page,
+)
 from trioflow.report.trace_page import build_trace_page
 from trioflow.trace.store import save_trace
 from trioflow_evaluation.published.judge import ANCHORS
@@ -260,7 +270,9 @@ def is_local(address: str) -> bool:
 def test_the_keyboard_sorts_by_value_and_keeps_missing_ones_last(driver: str, tmp_path: Path) -> None:
     rows = [[Cell("b", 10.0)], [Cell("a", 9.0)], [Cell("none", float("nan"))], [Cell("c", -1.0)]]
     page = tmp_path / "page.html"
-    page.write_text(render_page(Page("t", [Section("s", "S", [render_table([Column("a")], rows)])])), encoding="utf-8")
+    page.write_text(
+        render_page(Page("t", [Section("s", "S", [render_table([TableHeading("a")], rows)])])), encoding="utf-8"
+    )
     assert "<button" not in page.read_text().partition("<script>")[0], "it reads without a script"
     browser = Browser(driver, tmp_path / "profile", *WIDTHS)
     try:

@@ -30,7 +30,7 @@ from trioflow.sweeps.search_space import (
     FATES,
     QUANTILE,
     Fates,
-    Prediction,
+    RankedStep,
     Space,
     _list_stages,
     add_costs,
@@ -421,7 +421,7 @@ def test_the_nearest_plan_without_room_names_its_recipe():
 
 
 def test_equal_plans_are_even_and_chances_add_up() -> None:
-    one, other = Prediction(1.0, 0.3, 0.1), Prediction(1.2, 0.2, 0.15)
+    one, other = RankedStep(1.0, 0.3, 0.1), RankedStep(1.2, 0.2, 0.15)
     assert probability_faster(one, one) == 0.5
     assert probability_faster(one, other) + probability_faster(other, one) == pytest.approx(1.0)
     assert 0.5 < probability_faster(one, other) < 1
@@ -429,14 +429,14 @@ def test_equal_plans_are_even_and_chances_add_up() -> None:
 
 def test_what_plans_share_cancels() -> None:
     """However uncertain compute is, a plan that depends on it as the other does stays the faster one."""
-    sure = probability_faster(Prediction(1.0, 0.0, 0.0), Prediction(1.1, 0.0, 0.0))
-    assert probability_faster(Prediction(1.0, 2.0, 0.5), Prediction(1.1, 2.0, 0.5)) == sure
-    assert probability_faster(Prediction(1.0, 0.5, 0.0), Prediction(1.1, 0.0, 0.0)) < sure
-    assert probability_faster(Prediction(1.0, 0.0, 0.0), Prediction(1.1, 0.0, 0.5)) < sure
+    sure = probability_faster(RankedStep(1.0, 0.0, 0.0), RankedStep(1.1, 0.0, 0.0))
+    assert probability_faster(RankedStep(1.0, 2.0, 0.5), RankedStep(1.1, 2.0, 0.5)) == sure
+    assert probability_faster(RankedStep(1.0, 0.5, 0.0), RankedStep(1.1, 0.0, 0.0)) < sure
+    assert probability_faster(RankedStep(1.0, 0.0, 0.0), RankedStep(1.1, 0.0, 0.5)) < sure
 
 
 def test_the_probability_is_what_drawing_the_errors_gives() -> None:
-    one, other = Prediction(1.0, 0.30, 0.02), Prediction(1.08, 0.15, 0.20)
+    one, other = RankedStep(1.0, 0.30, 0.02), RankedStep(1.08, 0.15, 0.20)
     draw = random.Random(1).gauss
     wins = 0
     for _ in range(40_000):

@@ -38,7 +38,7 @@ from trioflow.hardware.platform import EXCHANGE, MICRO_BATCH, Corrections, corre
 from trioflow.network.collectives import CollectivePlanner, compute_wire_bytes
 from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import choose_collectives, predict
-from trioflow.prediction.explain import Explanation, Measured, explain
+from trioflow.prediction.explain import Explanation, MeasuredTime, explain
 from trioflow.report.scores import score_cases
 from trioflow.trace.facts import UNTIMED
 from trioflow.trace.importers.detect import import_trace
@@ -245,7 +245,7 @@ class _Run:
     ``launch_s``: predicted time of a launch [s]; ``beyond_bytes``: what the run's allocator held more than predicted.
     """
 
-    rows: list[Measured]
+    rows: list[MeasuredTime]
     platform: Platform
     name: str  # of the platform, or its file
     judged: list[dict[str, Any]]
@@ -317,7 +317,7 @@ def _read_run(path: str, options: argparse.Namespace) -> _Run:
         why = f"rows of {', '.join(names)}: one machine is fitted at a time" if names else refused
         raise InputError(why, file=path, fix="give steps of one platform, which simulate answers")
     rows = [
-        Measured(
+        MeasuredTime(
             case.name, row["measured_s"], _predict_times(case.options, 0), pieces=one.task_graph.metadata.plan.pieces
         )
         for case, row, one in known
@@ -358,7 +358,7 @@ def _predict_times(options: argparse.Namespace, place: int) -> Callable[[Correct
     return lambda corrections: ask(tuple(sorted(corrections.items())))[place]
 
 
-def _list_profiled(run: str, options: argparse.Namespace) -> tuple[list[Measured], Platform]:
+def _list_profiled(run: str, options: argparse.Namespace) -> tuple[list[MeasuredTime], Platform]:
     """Return what a profile recorded of a rank: its step, its compute, its collectives."""
     traced = (Path(run) / "trace.json").exists() or is_zipfile(run)
     trace = load_trace(run) if traced else import_trace([run], ImportOptions())
@@ -369,7 +369,7 @@ def _list_profiled(run: str, options: argparse.Namespace) -> tuple[list[Measured
     times = (step_s, ns_to_s(kinds.get("compute", 0)), ns_to_s(kinds.get("collective", 0)))
     names = ("step", "compute", "communication")
     rows = [
-        Measured(
+        MeasuredTime(
             f"{name} of the profile", time_s, _predict_times(options, place), name, plan.pieces if name == "step" else 0
         )
         for place, (name, time_s) in enumerate(zip(names, times, strict=True))
@@ -381,7 +381,7 @@ def _list_profiled(run: str, options: argparse.Namespace) -> tuple[list[Measured
     return rows, platform
 
 
-def _list_collectives(run: str, name: str) -> tuple[list[Measured], Platform]:
+def _list_collectives(run: str, name: str) -> tuple[list[MeasuredTime], Platform]:
     """Return the median times of a log of nccl-tests, and the platform of as many nodes as the largest run."""
     samples = import_nccl_tests([run], name)
     keys = ["collective", "ranks", "nodes", "message_bytes"]
@@ -396,7 +396,7 @@ def _list_collectives(run: str, name: str) -> tuple[list[Measured], Platform]:
             group = tuple(one // each * (per_node or each) + one % each for one in range(ranks))
             ask = partial(_time_collective, platform, collective, int(size), group)
             label = f"{collective} of {format_bytes(size)} on {ranks} ranks of {nodes} nodes"
-            rows.append(Measured(label, ns_to_s(time_ns), ask, "collective"))
+            rows.append(MeasuredTime(label, ns_to_s(time_ns), ask, "collective"))
     return rows, platform
 
 

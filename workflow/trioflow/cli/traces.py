@@ -20,7 +20,7 @@ from trioflow.datasets.catalogue import Catalogue, load_catalogue
 from trioflow.datasets.retrieve import choose_source, retrieve_file
 from trioflow.trace.importers.detect import FORMATS, find_rank_files, import_trace, list_known
 from trioflow.trace.importers.options import ImportOptions
-from trioflow.trace.importers.ranks import RankFile, RankTimes, import_ranks
+from trioflow.trace.importers.ranks import ProfiledTimes, RankFile, import_ranks
 from trioflow.trace.language.make import CAPTURED_BLOCKS, quieten_profiler
 from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.repeat import repeat_layers
@@ -267,7 +267,7 @@ def _import_ranks(ranks: dict[int, RankFile], given: ImportOptions, folder: str)
     print(f"written: {folder}/rank-0 to rank-{found[-1].rank}\nnext: trioflow {following}")
 
 
-def _format_rank(one: RankTimes) -> tuple[str, ...]:
+def _format_rank(one: ProfiledTimes) -> tuple[str, ...]:
     times = map(format_time, (one.step_s, one.compute_s, one.communication_s))
     unknown = one.messages is None
     sent = ("not said", "-") if unknown else (str(one.messages), format_bytes(one.message_bytes))

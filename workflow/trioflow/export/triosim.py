@@ -14,7 +14,7 @@ from trioflow.base.errors import TraceError
 from trioflow.base.provenance import atomic_path
 from trioflow.tables import records
 from trioflow.trace.facts import UNTIMED
-from trioflow.trace.importers.csv_rows import Column
+from trioflow.trace.importers.csv_rows import CsvColumn
 from trioflow.trace.importers.triosim_tables import TENSOR_COLUMNS, TENSOR_FILE, TRACE_COLUMNS, TRACE_FILE
 from trioflow.trace.store import Trace
 
@@ -55,7 +55,7 @@ def write_triosim(trace: Trace, folder: str | Path) -> None:
     _write(folder / TRACE_FILE, TRACE_COLUMNS, _operator_lines(trace, rows, tensors))
 
 
-def _write(path: Path, columns: Mapping[str, Column], lines: Iterable[Sequence[Any]]) -> None:
+def _write(path: Path, columns: Mapping[str, CsvColumn], lines: Iterable[Sequence[Any]]) -> None:
     with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow([column.titles[0] for column in columns.values()])

@@ -54,8 +54,7 @@ from trioflow.tables import LOST_NS
 from trioflow.trace.capture.workload import TrainingStep, device_name, keep_freed_memory, pinned_to
 from trioflow.trace.profile.events import STEP, Event
 from trioflow.trace.profile.kineto import read_profile
-from trioflow.trace.profile.steps import Step as ProfiledStep
-from trioflow.trace.profile.steps import find_spans, load_step
+from trioflow.trace.profile.steps import StepEvents, find_spans, load_step
 from trioflow.trace.workloads.build import Workload, build_workload
 
 _REPEATS_BELOW_BYTES = ((65_536, 8), (5_000_000, 4), (20_000_000, 2))
@@ -471,7 +470,7 @@ def build_rank_timelines(
     ]
 
 
-def _list_events(loaded: ProfiledStep, began_ns: int, experiment: str, rank: int) -> list[dict[str, Any]]:
+def _list_events(loaded: StepEvents, began_ns: int, experiment: str, rank: int) -> list[dict[str, Any]]:
     """Return one step's events in order of start; the step began then on the profiler's clock."""
     found = [(e, "compute", "compute") for e in loaded.operators if not e.name.startswith(_COMMUNICATION)]
     found += [

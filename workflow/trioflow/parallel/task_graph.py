@@ -277,7 +277,7 @@ def load_task_graph(folder: str | Path) -> TaskGraph:
     return TaskGraph(read_tasks(tasks), Columns.of_frame(dependencies), metadata)
 
 
-class Mark(NamedTuple):
+class BuilderMark(NamedTuple):
     """How many tasks, rows and dependencies a builder had: a task that is repeated has no row of its own."""
 
     tasks: int
@@ -292,8 +292,8 @@ TURNS = 1 << 32
 class _Run(NamedTuple):
     """Rows and dependencies that stand for tasks in a row."""
 
-    begin: Mark
-    end: Mark
+    begin: BuilderMark
+    end: BuilderMark
     # Where they repeat tasks: how much larger each ``task_id`` is, the micro-batch instead of the rows', by how many
     # turns their exchanges are behind
     shift: int = 0
@@ -310,7 +310,7 @@ class TaskGraphBuilder:
         self._edges = array("q")
         self._matches = 0
         self._runs: list[_Run] = []
-        self._new = Mark(0, 0, 0)  # where what was written since the last repetition begins
+        self._new = BuilderMark(0, 0, 0)  # where what was written since the last repetition begins
 
     @property
     def next_task(self) -> int:
@@ -338,11 +338,11 @@ class TaskGraphBuilder:
         self._count += count
         self._edges.extend(waits)
 
-    def mark(self) -> Mark:
+    def mark(self) -> BuilderMark:
         """Return how much has been collected so far."""
-        return Mark(self._count, len(self._rows["rank"]), len(self._edges))
+        return BuilderMark(self._count, len(self._rows["rank"]), len(self._edges))
 
-    def repeat(self, begin: Mark, end: Mark, micro_batch: int, turns: int) -> int:
+    def repeat(self, begin: BuilderMark, end: BuilderMark, micro_batch: int, turns: int) -> int:
         """Add the tasks written between two marks once more as another micro-batch's; return what to add to a ``task_id`` between them.
 
         What tasks wait for from before the first mark is as far away again; exchanges are ``turns`` turns behind.
@@ -359,7 +359,7 @@ class TaskGraphBuilder:
         self._runs.append(_Run(self._new, self.mark()))
         self._new = self.mark()
 
-    def reorder(self, begin: Mark, order: NDArray[np.int64]) -> NDArray[np.int64]:
+    def reorder(self, begin: BuilderMark, order: NDArray[np.int64]) -> NDArray[np.int64]:
         """Put all tasks since a mark, none of them repeated, into another order, of ``task_id``; return the new ones.
 
         Nothing before may wait for them.

@@ -79,7 +79,7 @@ _MOST_ROUNDS, _AGREE, _FURTHER = 3, 0.01, 30.0
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredTime:
     """A measured time [s], and the function that predicts it on the platform with some corrections.
 
     ``pieces``: micro-batches that one rank runs in it, 0 where it is no step.
@@ -131,7 +131,7 @@ class Explanation:
         return cause if cause and abs(effects[cause]) > NAMED else ""
 
 
-def explain(rows: Sequence[Measured], components: Sequence[Component] = COMPONENTS) -> Explanation:
+def explain(rows: Sequence[MeasuredTime], components: Sequence[Component] = COMPONENTS) -> Explanation:
     """Fit components to measured times; errors as those of the rows' predictions."""
     before = np.array([row.predict({}) for row in rows])
     measured = np.array([row.measured_s for row in rows])
@@ -174,7 +174,7 @@ def _name(used: Sequence[Component], values: Floats) -> dict[str, float]:
     return {one.name: float(value) for one, value in zip(used, values, strict=True)}
 
 
-def _probe(rows: Sequence[Measured], component: Component, before: Floats, measured: Floats) -> Floats:
+def _probe(rows: Sequence[MeasuredTime], component: Component, before: Floats, measured: Floats) -> Floats:
     """Return by how much each time grows with a component's number [rows]."""
     probe = component.probe
     if component.name == MICRO_BATCH:

@@ -151,7 +151,7 @@ def write_markdown(headings: Sequence[str], rows: Iterable[Sequence[Any]], left:
 
 
 @dataclass(frozen=True)
-class Column:
+class TableHeading:
     """Heading of a table's column."""
 
     title: str  # plain text
@@ -178,7 +178,7 @@ _MEDIUM = 20
 """Characters of a cell that wraps where the table is wider than the page otherwise."""
 
 
-def render_table(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], caption: str = "") -> str:
+def render_table(columns: Sequence[TableHeading], rows: Iterable[Sequence[Cell]], caption: str = "") -> str:
     """Return a table that sorts when a heading is pressed and scrolls by itself when too wide."""
     heads = "".join(
         f'<th scope="col"{_class(column)}{_title(column.meaning)}><span>{escape(column.title)}</span>'
@@ -289,7 +289,7 @@ def render_details(title: str, body: str) -> str:
     return f"<details><summary>{escape_text(title)}</summary>{body}</details>" if body else ""
 
 
-def _class(column: Column, cell: Cell | None = None) -> str:
+def _class(column: TableHeading, cell: Cell | None = None) -> str:
     if column.number:
         return ' class="number"'
     letters = 0 if cell is None else len(cell.text)
@@ -351,13 +351,13 @@ def itself(record: Any) -> Any:
 class Field(NamedTuple):
     """One column of a table of records: its heading, and how a record becomes its cell."""
 
-    column: Column
+    column: TableHeading
     read: Callable[[Any], Cell]
 
 
 def words(title: str, detail: str, meaning: str, read: str | Callable[[Any], Any]) -> Field:
     """Return a column of text: a key of the records, or a function of one that returns text or a cell."""
-    column = Column(title, detail, meaning, number=False)
+    column = TableHeading(title, detail, meaning, number=False)
     return Field(column, lambda row: _as_cell(row[read] if isinstance(read, str) else read(row)))
 
 
@@ -379,7 +379,9 @@ Kind = str | Callable[[Any], Cell]
 def numbers(title: str, detail: str, meaning: str, kind: Kind, read: str | Callable[[Any], Any]) -> Field:
     """Return a column of numbers: a key of the records, or a function of one."""
     cell = CELLS[kind] if isinstance(kind, str) else kind
-    return Field(Column(title, detail, meaning), lambda row: cell(row[read] if isinstance(read, str) else read(row)))
+    return Field(
+        TableHeading(title, detail, meaning), lambda row: cell(row[read] if isinstance(read, str) else read(row))
+    )
 
 
 def _as_cell(value: Any) -> Cell:
@@ -609,10 +611,10 @@ def _text(field: pa.Field, key: bytes) -> str:
 def render_files_read(files: Iterable[str | Path], parts: int = 2) -> str:
     """Return the files that a page's numbers come from, folded, those no longer there left out; ``parts``: of their paths."""
     columns = [
-        Column("file", "", "folder and name", number=False),
-        Column("SHA-256", "first 16 digits", "digest of the content", number=False),
-        Column("version", "of trioflow", "that wrote the file, where the file says so", number=False),
-        Column("made from", "", "files that it names as its own inputs, with their digests", number=False),
+        TableHeading("file", "", "folder and name", number=False),
+        TableHeading("SHA-256", "first 16 digits", "digest of the content", number=False),
+        TableHeading("version", "of trioflow", "that wrote the file, where the file says so", number=False),
+        TableHeading("made from", "", "files that it names as its own inputs, with their digests", number=False),
     ]
     rows = []
     for file in sorted({Path(file) for file in files if Path(file).is_file()}):

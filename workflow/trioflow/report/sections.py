@@ -22,8 +22,8 @@ from trioflow.report.inputs import ReportInputs
 from trioflow.report.pages import (
     NOTHING,
     Cell,
-    Column,
     Field,
+    TableHeading,
     count_cell,
     count_words,
     flatten_facts,
@@ -221,8 +221,8 @@ def _render_breakdown(breakdown: pd.DataFrame, step_s: float) -> str:
         if way == "module":
             rows.sort(key=lambda row: -row["compute_s"])
         kept = [name for name in _BREAKDOWN if any(row[name] for row in rows)]
-        columns = [Column(str(way), "", meaning["name"], number=False)]
-        columns += [Column(_BREAKDOWN[name], "", meaning[name], number=name != "output_shapes") for name in kept]
+        columns = [TableHeading(str(way), "", meaning["name"], number=False)]
+        columns += [TableHeading(_BREAKDOWN[name], "", meaning[name], number=name != "output_shapes") for name in kept]
         cells = [
             [Cell(row["name"] or "(outside)"), *(_breakdown_cell(name, row[name], step_s) for name in kept)]
             for row in rows[:MOST_ROWS]
@@ -536,13 +536,13 @@ def render_collectives(inputs: ReportInputs) -> str:
     """Return the words and the table about the collectives."""
     model = inputs.collectives
     columns = [
-        Column("collective", "", "operation and ranks of the group", number=False),
-        Column("sizes", "", "message sizes measured"),
-        Column("message", "smallest to largest", "bytes as in the task table"),
-        Column("rounds", "", "samples of each size"),
-        Column("time", "smallest to largest", "median of the samples"),
-        Column("spread", "80 % of the rounds", "mean over the sizes of the 80 % range over the median"),
-        Column("left-out error", "root mean square", "table without one interior size, at that size"),
+        TableHeading("collective", "", "operation and ranks of the group", number=False),
+        TableHeading("sizes", "", "message sizes measured"),
+        TableHeading("message", "smallest to largest", "bytes as in the task table"),
+        TableHeading("rounds", "", "samples of each size"),
+        TableHeading("time", "smallest to largest", "median of the samples"),
+        TableHeading("spread", "80 % of the rounds", "mean over the sizes of the 80 % range over the median"),
+        TableHeading("left-out error", "root mean square", "table without one interior size, at that size"),
     ]
     rows = []
     for (collective, ranks), curve in sorted(model.curves.items()):
@@ -587,12 +587,12 @@ def _render_anchors(inputs: ReportInputs, names: Sequence[str]) -> str:
                 times = [Cell(write_time(found[key]), found[key]) for key in ("step", *tables.PHASES)]
                 rows.append([Cell(name), Cell(batch, int(batch)), traced, Cell(case), *times])
     columns = [
-        Column("workload", number=False),
-        Column("batch"),
-        Column("traced step"),
-        Column("in the session", number=False),
-        Column("step"),
-        *(Column(phase) for phase in tables.PHASES),
+        TableHeading("workload", number=False),
+        TableHeading("batch"),
+        TableHeading("traced step"),
+        TableHeading("in the session", number=False),
+        TableHeading("step"),
+        *(TableHeading(phase) for phase in tables.PHASES),
     ]
     return render_table(columns, rows, "Anchors: the traced step again, without communication")
 
@@ -613,7 +613,7 @@ def render_machine(inputs: ReportInputs) -> str:
         if key not in common
     ]
     if rows:
-        columns = [Column("fact", number=False), *(Column(name, number=False) for name in names)]
+        columns = [TableHeading("fact", number=False), *(TableHeading(name, number=False) for name in names)]
         parts.append(render_table(columns, rows, "By session"))
     parts.append(_render_anchors(inputs, names))
     warned = _group_warnings((text, name) for name in names for text in inputs.sessions[name].get("warnings", []))

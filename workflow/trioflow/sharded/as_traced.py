@@ -45,7 +45,7 @@ class Message(Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Program:
+class TracedProgram:
     """What a rank sends, and what of its operators waits for what."""
 
     rank: int
@@ -55,7 +55,7 @@ class Program:
     waits: Mapping[int, Sequence[int]]  # earlier operators that one waits for
 
 
-def read_program(facts: Facts, operators: int) -> Program:
+def read_program(facts: Facts, operators: int) -> TracedProgram:
     """Return the program that the facts of a trace hold; TraceError where there is none, or it contradicts itself."""
     known, place = facts.program, "program"
     if known is None:
@@ -92,7 +92,7 @@ def read_program(facts: Facts, operators: int) -> Program:
     except (KeyError, TypeError, ValueError, AttributeError, MsgspecError) as error:
         words = f"{error} is missing" if isinstance(error, KeyError) else error
         raise TraceError(f"{words}", file="trace.json", place=place, fix="capture it again") from None
-    return Program(rank, world_size, {m.op_id: m for m in messages}, streams, waits)
+    return TracedProgram(rank, world_size, {m.op_id: m for m in messages}, streams, waits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +100,7 @@ class _Rank:
     """A traced rank."""
 
     trace: Trace
-    program: Program
+    program: TracedProgram
 
 
 def build_traced_graph(

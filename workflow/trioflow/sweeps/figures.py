@@ -214,7 +214,7 @@ def _label(figure: Figure, x: str, y: str) -> None:
     figure.supylabel(y, fontsize=9.5)
 
 
-def plot_sweep(rows: pd.DataFrame, title: str, name: str) -> charts.Page:
+def plot_sweep(rows: pd.DataFrame, title: str, name: str) -> charts.ChartPage:
     """Return the page of a sweep: throughput per GPU by GPUs and by memory, two charts each trace and platform."""
     fits = _add_columns(rows[rows["status"] == OK]).sort_values("each", ascending=False)
     cases = list(fits.groupby(["trace", "platform"], sort=False))[:MOST_PANELS]
@@ -255,7 +255,7 @@ def plot_sweep(rows: pd.DataFrame, title: str, name: str) -> charts.Page:
         facts.append((f"fastest, {trace} on {platform}", text))
     reasons = rows.loc[rows["status"] != OK, "reason"].value_counts().head(3)
     facts += [(f"{count:,} without a time", str(reason)) for reason, count in reasons.items()]
-    return charts.Page(title, f"{len(rows):,} scenarios: {counts}.", facts, drawn, asked=asked)
+    return charts.ChartPage(title, f"{len(rows):,} scenarios: {counts}.", facts, drawn, asked=asked)
 
 
 def _draw_points(rows: pd.DataFrame, column: str, label: str, kind: str) -> Any:

@@ -41,7 +41,7 @@ from trioflow.sweeps.description import PLAN_COLUMNS
 from trioflow.sweeps.search_space import (
     ASSUMPTION,
     Fates,
-    Prediction,
+    RankedStep,
     Space,
     add_costs,
     choose_space,
@@ -156,11 +156,11 @@ _SUMMARY = ("plan_text", "step_time_s", "low_s", "high_s", "tokens_per_s_per_gpu
 
 
 @dataclass
-class Simulated:
+class RankedPlan:
     """A plan simulated in full, and what it is compared by."""
 
     row: dict[str, Any]
-    prediction: Prediction
+    prediction: RankedStep
     candidate: Candidate
     steady_s: float  # Expected without draws [s]
     draws: Draws | None = None
@@ -178,7 +178,7 @@ class Found:
     estimated over simulated step, less 1. ``confidence``, ``model_text``: of the operators' times.
     """
 
-    simulated: list[Simulated] = field(default_factory=list)
+    simulated: list[RankedPlan] = field(default_factory=list)
     ranking: list[dict[str, Any]] = field(default_factory=list)
     dropped: list[dict[str, Any]] = field(default_factory=list)
     fates: Fates = field(default_factory=Fates)
@@ -240,7 +240,7 @@ class _Trial(NamedTuple):
     wanted_bytes: int
     fit_probability: float | None = None
     refused: PlanError | None = None
-    simulated: Simulated | None = None
+    simulated: RankedPlan | None = None
     confidence: str = CONFIDENCES[0]
     warnings: Sequence[str] = ()
 
@@ -493,7 +493,7 @@ class _Search:
                 candidates.append(Candidate(step.time_s, plan, step.least_bytes))
         return sorted(candidates, key=lambda c: c.time_s)
 
-    def simulate(self, variants: Variants, trial: _Trial) -> Simulated | None:
+    def simulate(self, variants: Variants, trial: _Trial) -> RankedPlan | None:
         """Keep what simulating the best of some variants told; None where it does not fit the memory."""
         self.watch(self.tried, self.most_tried, "tried in full, at most")
         self.tried += 1
@@ -545,8 +545,8 @@ class _Search:
             **{name: getattr(plan, name) for name in PLAN_COLUMNS},
             **describe_rates(self.times.traces[0].facts, self.batch, ranked_s, self.machine.ranks, self.machine.device),
         }
-        weighed = Prediction(ranked_s, compute_log, rest_log)
-        one = Simulated(row, weighed, variants.best, time_s, draws)
+        weighed = RankedStep(ranked_s, compute_log, rest_log)
+        one = RankedPlan(row, weighed, variants.best, time_s, draws)
         return _Trial(step.wanted_bytes, likely, None, one, result.confidence, result.warnings)
 
     def _drop(self, plan: Plan, needed_bytes: int, likely: float, how: str = "") -> None:
@@ -559,9 +559,9 @@ class _Search:
         self.found.fates.note(vars(plan), "out_of_memory", **entry)
 
 
-def _simulate_best(groups: Sequence[Variants], top: int, run: Any) -> list[Simulated]:
+def _simulate_best(groups: Sequence[Variants], top: int, run: Any) -> list[RankedPlan]:
     """Simulate plans in order until no other one promises to be among the best."""
-    done: list[Simulated] = []
+    done: list[RankedPlan] = []
     for variants in groups:
         roomy_s = sorted(one.prediction.time_s for one in done if not one.row["crowded"])
         if len(roomy_s) >= top:

@@ -249,7 +249,7 @@ ASSUMPTION = (
 
 
 @dataclass(frozen=True)
-class Prediction:
+class RankedStep:
     """A plan's step [s], and how far it moves with what is uncertain.
 
     ``compute_log``, ``communication_log``: logarithm of the step at the high end of compute times, and of communication
@@ -261,7 +261,7 @@ class Prediction:
     communication_log: float
 
 
-def probability_faster(one: Prediction, other: Prediction) -> float:
+def probability_faster(one: RankedStep, other: RankedStep) -> float:
     """Return the probability that the first of two plans of one model on one platform takes less time.
 
     `ASSUMPTION`: errors that both share cancel as far as both steps depend on them alike. A plan's own has the standard

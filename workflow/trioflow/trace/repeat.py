@@ -265,7 +265,7 @@ def repeat_layers(trace: Trace, layers: int) -> Trace:
     (encoder, decoder) as deep as the row's layers. Raises TraceError when there is no such block or
     blocks differ, nothing says which stack counts, or fewer layers are asked for than captured.
     """
-    for names, repeated in find_layers(trace):
+    for names, repeated in find_block_stacks(trace):
         if layers < len(names):
             ends = " to ".join(dict.fromkeys((names[0].path, names[-1].path)))
             raise TraceError(
@@ -434,7 +434,7 @@ def _repeat_gradients(facts: Facts, name: BlockName, copies: int, places: Repeti
     return sorted(result, key=lambda entry: int(entry["ready_after_op_id"]))
 
 
-def find_layers(trace: Trace) -> list[tuple[list[BlockName], str]]:
+def find_block_stacks(trace: Trace) -> list[tuple[list[BlockName], str]]:
     """Return the stacks of blocks that a model's number of layers counts: the only one, or those of the row's depth.
 
     Of each its blocks in order, and the path of the one whose copies stand for further layers.

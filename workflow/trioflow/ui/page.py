@@ -28,7 +28,7 @@ from trioflow.parallel.plan import NAMED
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.known import models, platforms
 from trioflow.prediction.question import STEP_WORDS
-from trioflow.report.charts import Page, plot, render
+from trioflow.report.charts import ChartPage, plot, render
 from trioflow.trace.store import find_language_model
 
 try:
@@ -62,7 +62,7 @@ _ASKED: tuple[tuple[str, str, Any, float, list[Any]], ...] = (
 
 
 @dataclass(frozen=True)
-class Field:
+class FormControl:
     """A control of the form; ``values``: the names that it takes, or the places of its slider."""
 
     label: str
@@ -88,7 +88,7 @@ class Field:
         return [self.flag, str(int(given) if self.whole and self.kind != "choice" else given)]
 
 
-def list_fields(parser: argparse.ArgumentParser, folder: Path | None = None) -> dict[str, Field]:
+def list_fields(parser: argparse.ArgumentParser, folder: Path | None = None) -> dict[str, FormControl]:
     """Return the controls by name, with the flags and help of the command's ``simulate``; further traces and platforms lie in ``folder``."""
     root = next(action for action in parser._actions if action.dest == "command")
     actions: dict[str, Any] = {one.dest: one for one in root.choices["simulate"]._actions}  # type: ignore[index]
@@ -98,15 +98,15 @@ def list_fields(parser: argparse.ArgumentParser, folder: Path | None = None) -> 
     traces = [str(path) for path in own if path.suffix == ".trace" or (path / "trace.json").is_file()]
     machines = [str(path) for path in own if path.suffix == ".yaml"]
     fields = {
-        "model": Field("model", "", "llama-3.1-8b", "choice", [*traces, *names]),
-        "platform": Field("platform", "--platform", "dgx-h100", "choice", [*machines, *platforms()["name"]]),
+        "model": FormControl("model", "", "llama-3.1-8b", "choice", [*traces, *names]),
+        "platform": FormControl("platform", "--platform", "dgx-h100", "choice", [*machines, *platforms()["name"]]),
     }
     for name, label, value, most, offered in _ASKED:
         action = actions[name]
         values = offered or list(action.choices or ())
         kind = "number" if not values else "choice" if not most else "slider"
         text, flag = str(action.help).partition(". ")[0], action.option_strings[-1]
-        fields[name] = Field(label, flag, value, kind, values, most, action.type is int, text)
+        fields[name] = FormControl(label, flag, value, kind, values, most, action.type is int, text)
     return fields
 
 
@@ -154,7 +154,7 @@ class Studio:
             prediction = predict_step(step.replace_options(communication_scale=slower))
         return prediction
 
-    def answer(self, form: Any, against: Any = None) -> tuple[Page, dict[str, Any]]:
+    def answer(self, form: Any, against: Any = None) -> tuple[ChartPage, dict[str, Any]]:
         """Return the page of a form, beside that of another where there is one, and its numbers; InputError as `spell`."""
         forms = [self.spell(form), *([self.spell(against)] if against is not None else [])]
         predictions = [self.predict(words) for words in forms]

@@ -78,7 +78,7 @@ _TE_STREAMS = 4
 
 
 @dataclass(frozen=True)
-class Case:
+class MemoryTest:
     """One run of one test; ``suite`` is gpt, moe, bert or t5, ``kept_bytes`` what lay there between steps, at the end."""
 
     folder: Path
@@ -89,7 +89,7 @@ class Case:
     kept_bytes: float
 
 
-def read_cases(files: Iterable[str | Path]) -> list[Case]:
+def read_cases(files: Iterable[str | Path]) -> list[MemoryTest]:
     """Read ``golden_values_dev_dgx_<device>.json`` beside ``model_config.yaml``; TableError where one is damaged."""
     found = []
     for path in sorted(Path(file) for file in files):
@@ -101,20 +101,22 @@ def read_cases(files: Iterable[str | Path]) -> list[Case]:
             peak, kept = (
                 [float(value) for value in logged[name]["values"].values() if value != "nan"] for name in (PEAK, KEPT)
             )
-            found.append(Case(path.parent, path.parent.parent.name, path.parent.name, device, max(peak), kept[-1]))
+            found.append(
+                MemoryTest(path.parent, path.parent.parent.name, path.parent.name, device, max(peak), kept[-1])
+            )
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             raise TableError(f"no logged peaks: {error!r}", file=path, fix=f"retrieve {LOGGED_PEAKS} again") from None
     return found
 
 
-def judge_peaks(cases: Iterable[Case]) -> pd.DataFrame:
+def judge_peaks(cases: Iterable[MemoryTest]) -> pd.DataFrame:
     """Return ``CLUSTER_PEAKS``, a row a case; of a refused one the prediction is missing."""
     frame = pd.DataFrame([_judge(case) for case in cases])
     numbers = ["data", "tensor", "pipeline", "workspace_bytes", "predicted_bytes"]
     return frame.astype(dict.fromkeys(numbers, "Int64"))
 
 
-def _judge(case: Case) -> dict[str, Any]:
+def _judge(case: MemoryTest) -> dict[str, Any]:
     row: dict[str, Any] = {
         "suite": case.suite,
         "case": case.name,
@@ -136,7 +138,7 @@ def _judge(case: Case) -> dict[str, Any]:
         found = _predict_peaks(case.folder / CONFIG)
     except TrioflowError as error:
         return {**row, "refused": getattr(error, "problem", str(error))}
-    workspace = count_workspaces(case.folder / CONFIG, case.device)
+    workspace = count_test_workspaces(case.folder / CONFIG, case.device)
     return {**row, **found, "workspace_bytes": workspace, "predicted_bytes": found["predicted_bytes"] + workspace}
 
 
@@ -188,7 +190,7 @@ def _count_pieces(found: Configuration, data: int, file: Path) -> int:
     return pieces
 
 
-def count_workspaces(file: Path, device: str) -> int:
+def count_test_workspaces(file: Path, device: str) -> int:
     """Return what libraries keep for their products, in PyTorch's allocator, as a test asks for it [bytes]."""
     content = parse_yaml(file.read_text(encoding="utf-8"), file)
     setting = str((content.get("ENV_VARS") or {}).get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"))
@@ -244,7 +246,7 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class BenchmarkRecipe:
     """How Megatron-Bridge's benchmark trains a model on H100, beside what a row says.
 
     ``network`` is trioflow's name, the others columns of a plan: ``expert_domain`` 8 for DeepEP or
@@ -258,10 +260,10 @@ class Recipe:
 
 
 @cache
-def load_recipes() -> dict[str, Recipe]:
+def load_recipes() -> dict[str, BenchmarkRecipe]:
     """Return the recipes, by the pages' name of a model."""
     return {
-        row["model"]: Recipe(
+        row["model"]: BenchmarkRecipe(
             row["network"], row["tensor_overlap"], int(row["expert_domain"]), row["expert_overlap"] == "1"
         )
         for row in read_table(RECIPES)

@@ -16,7 +16,7 @@ from trioflow.base.provenance import stamp
 from trioflow.hardware.machine import load_device
 from trioflow.parallel.memory.peak import DOUBTED, LIKELY, SURVIVAL, Survival, count_outside, load_survival
 from trioflow.report.pages import NOTHING, write_markdown, write_percent
-from trioflow.sweeps.search_space import Prediction
+from trioflow.sweeps.search_space import RankedStep
 
 from trioflow_evaluation.chances import score_pairs
 from trioflow_evaluation.evaluate import evaluate
@@ -117,7 +117,7 @@ def score_chances(cases: pd.DataFrame) -> pd.DataFrame:
     """Return `chances.score_pairs` of runs of one model on as many nodes of one network."""
     return score_pairs(
         [
-            (Prediction(row["predicted_s"], 0.0, 0.0), row["measured_s"])
+            (RankedStep(row["predicted_s"], 0.0, 0.0), row["measured_s"])
             for row in cell.sort_values("predicted_s").to_dict("records")
         ]
         for _, cell in judge_order(cases).dropna(subset="predicted_s").groupby(CELL)

@@ -302,7 +302,7 @@ def _read_row(row: Mapping[Any, Any]) -> Run:
     )
 
 
-def find_model(run: Run) -> LanguageModel:
+def find_run_sizes(run: Run) -> LanguageModel:
     """Return the sizes of a run's model."""
     layers, heads, feed_forward = _SIZES[run.hidden]
     return LanguageModel(
@@ -354,7 +354,7 @@ _NVLINK = 263.0
 
 def trace_run(run: Run) -> Trace:
     """Return the trace of a run's model, one sample."""
-    return make_trace(find_model(run), LanguageStep(SEQUENCE, 1, PRECISION))
+    return make_trace(find_run_sizes(run), LanguageStep(SEQUENCE, 1, PRECISION))
 
 
 def cut_stages(trace: Trace, run: Run) -> list[list[str]]:

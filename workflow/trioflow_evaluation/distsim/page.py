@@ -24,10 +24,10 @@ from trioflow.report import style
 from trioflow.report.pages import (
     NOTHING,
     Cell,
-    Column,
     Field,
     Page,
     Section,
+    TableHeading,
     count_cell,
     list_numbers,
     numbers,
@@ -51,7 +51,7 @@ from trioflow_evaluation.distsim.recorded import (
     compare_events,
     compare_marks,
     compare_throughput,
-    split_step,
+    split_formula,
 )
 from trioflow_evaluation.drawing import draw_lines, draw_panels
 from trioflow_evaluation.tables import ACTIVITY, ANALYTICAL, COSTS, TIMESTAMPS
@@ -146,13 +146,13 @@ def render_summary(activity: pd.DataFrame, timestamps: pd.DataFrame, analytical:
     """Return our errors beside DistSim's."""
     steps = activity.drop_duplicates("experiment")
     columns = [
-        Column("error", "", "what is compared", number=False),
-        Column("cases", "", "values that are averaged"),
-        Column("median", "ours", "median of the absolute values"),
-        Column("mean", "ours", "mean of the absolute values"),
-        Column("largest", "ours", "largest absolute value"),
-        Column("where", "", "case of the largest", number=False),
-        Column("reference", _OTHER_CASES, "DistSim's own, on 4 to 16 A40: not the same cases"),
+        TableHeading("error", "", "what is compared", number=False),
+        TableHeading("cases", "", "values that are averaged"),
+        TableHeading("median", "ours", "median of the absolute values"),
+        TableHeading("mean", "ours", "mean of the absolute values"),
+        TableHeading("largest", "ours", "largest absolute value"),
+        TableHeading("where", "", "case of the largest", number=False),
+        TableHeading("reference", _OTHER_CASES, "DistSim's own, on 4 to 16 A40: not the same cases"),
     ]
     own = activity["experiment"] + ", rank " + activity["rank"].astype(str)
     errors = _list_timestamp_errors(timestamps)
@@ -231,7 +231,8 @@ def render_timestamps(timestamps: pd.DataFrame) -> str:
     fields = [
         words("experiment", "", "experiment", "experiment"),
         Field(
-            Column("rank", "stage", "process and pipeline stage"), lambda row: Cell(f"{row['rank']}, {row['stage']}")
+            TableHeading("rank", "stage", "process and pipeline stage"),
+            lambda row: Cell(f"{row['rank']}, {row['stage']}"),
         ),
         words("phase", "", _TIMESTAMPS["phase"], "phase"),
         numbers("micro-batch", "", _TIMESTAMPS["micro_batch"], "count", "micro_batch"),
@@ -273,7 +274,7 @@ def describe_causes(activity: pd.DataFrame, timestamps: pd.DataFrame) -> str:
 def render_throughput(rows: pd.DataFrame) -> str:
     """Return simulated and ideal throughput of every batch."""
     found = compare_throughput(rows)
-    parts = split_step(found)
+    parts = split_formula(found)
     fields = [
         numbers("batch", "micro-batches", "samples of the step: one a micro-batch", "count", "batch"),
         numbers("step", "simulated", "uncalibrated: predicted from shapes", "time", "step_time_s"),
@@ -396,7 +397,7 @@ def draw_throughput(rows: pd.DataFrame) -> Figure:
     found = compare_throughput(rows)
     stages = int(rows["pipeline"].iloc[0])
     counts = range(1, int(found["micro_batches"].max()) + 1)
-    parts = split_step(found)
+    parts = split_formula(found)
     with style.figure_style():
         figure = style.new_figure(3.8, 6.2)
         axes = figure.subplots()

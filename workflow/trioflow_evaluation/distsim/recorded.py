@@ -141,7 +141,7 @@ class _StepParts(NamedTuple):
         return self.first_s / self.further_s
 
 
-def split_step(rows: pd.DataFrame) -> _StepParts:
+def split_formula(rows: pd.DataFrame) -> _StepParts:
     """Return the parts of a step [s] from one micro-batch and the two largest numbers."""
     ordered = rows.sort_values("micro_batches")
     counts, times_s = ordered["micro_batches"].tolist(), ordered["step_time_s"].tolist()

@@ -298,7 +298,7 @@ def list_live_shares(errors: pd.DataFrame, profiles: pd.DataFrame) -> list[dict[
             "plan": row["plan"],
         }
         predicted = _divide(row["compute_s"], row["exposed_communication_s"], row["simulated_s"])
-        measured = measure_shares(profile)
+        measured = measure_rank_shares(profile)
         rows += [
             {**shared, "origin": MEASURED, **measured, "source": "profile of a real step"},
             {**shared, "origin": PREDICTED, **predicted, "source": "error.parquet"},
@@ -306,7 +306,7 @@ def list_live_shares(errors: pd.DataFrame, profiles: pd.DataFrame) -> list[dict[
     return rows
 
 
-def measure_shares(profile: pd.DataFrame) -> dict[str, float]:
+def measure_rank_shares(profile: pd.DataFrame) -> dict[str, float]:
     """Return how the rank that computes most spends a profiled step."""
     end_s = float(profile["end_s"].max())
     found = []

@@ -117,7 +117,7 @@ FILE = "collectives.json"
 
 
 @dataclass(frozen=True)
-class Part:
+class DatasetPart:
     """Rows of one dataset that a platform's model takes."""
 
     dataset: str  # Name in the catalogue
@@ -138,7 +138,7 @@ class PublishedPlatform:
     hop: str
     links: int  # NVLinks of a GPU that NCCL sums up
     link: str  # Row of the constants' link bandwidths
-    parts: tuple[Part, ...]  # What is read; none is measured twice
+    parts: tuple[DatasetPart, ...]  # What is read; none is measured twice
     notes: str  # What a reader of a prediction must know
     in_switch_reduction: bool = False  # Whether the machine has it
 
@@ -148,9 +148,9 @@ class PublishedPlatform:
         return NcclMachine(self.generation, self.hop, self.links * rate, self.in_switch_reduction, 8)
 
 
-def _read_part(fields: Mapping[str, Any]) -> Part:
+def _read_part(fields: Mapping[str, Any]) -> DatasetPart:
     given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-    return Part(**given)
+    return DatasetPart(**given)
 
 
 PLATFORMS: Mapping[str, PublishedPlatform] = {

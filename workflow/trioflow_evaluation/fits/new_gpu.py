@@ -65,7 +65,7 @@ ROW = ["operator_class", "phase", *FEATURES, *PRODUCTS]
 
 
 @dataclass(frozen=True)
-class Case:
+class ModelTable:
     """One table of a whole model on one GPU."""
 
     workload: str  # Model
@@ -75,7 +75,7 @@ class Case:
     trace: Trace  # The table, its layer repeated
 
 
-def load_cases(data_folder: str | Path) -> list[Case]:
+def load_cases(data_folder: str | Path) -> list[ModelTable]:
     """Read every table of NeuSight's whole models, in order of file names; InputError where there is none."""
     from trioflow.trace.importers.neusight import import_neusight
     from trioflow.trace.importers.options import ImportOptions
@@ -85,7 +85,7 @@ def load_cases(data_folder: str | Path) -> list[Case]:
         trace = import_neusight(path, ImportOptions())
         device = find_device(trace.facts.device_name)
         model, mode = str(trace.facts.model), str(trace.facts.mode)
-        cases.append(Case(model, path.stem, mode, device, trace))
+        cases.append(ModelTable(model, path.stem, mode, device, trace))
     if not cases:
         raise InputError(
             "no operator tables of whole models",
@@ -95,7 +95,7 @@ def load_cases(data_folder: str | Path) -> list[Case]:
     return cases
 
 
-def read_rows(data_folder: str | Path, cases: list[Case]) -> pd.DataFrame:
+def read_rows(data_folder: str | Path, cases: list[ModelTable]) -> pd.DataFrame:
     """Return measured operators of all GPUs and sources, those of one class and size in a case as their mean.
 
     Of NeuSight's single operators the test part is read, which covers eight GPUs, and of the
@@ -124,7 +124,7 @@ def _benchmark_tables(data_folder: str | Path, driver_name: str) -> list[pd.Data
     return [table for table in tables if len(table)]
 
 
-def _case_rows(case: Case) -> pd.DataFrame:
+def _case_rows(case: ModelTable) -> pd.DataFrame:
     return _collapse(
         size_rows(case.trace.operators),
         device=case.device.name,
@@ -142,7 +142,7 @@ def _collapse(rows: pd.DataFrame, **facts: str | float) -> pd.DataFrame:
     return joined.assign(**facts)
 
 
-def pair_rows(rows: pd.DataFrame, most: int = MOST_ROWS) -> pd.DataFrame:
+def pair_gpus(rows: pd.DataFrame, most: int = MOST_ROWS) -> pd.DataFrame:
     """Join the same operator of the same case on two GPUs of different chips, both ways; ``rows``' columns are the source's.
 
     At most ``most`` (0: all) of a pair, class and workload, evenly spaced by size.
@@ -183,7 +183,7 @@ class PublicPairs:
     fits: Fits = field(default_factory=dict)  # What folds fitted so far
 
     @cached_property
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[ModelTable]:
         """Whole models, a table a GPU; InputError where the data is not there."""
         return load_cases(self.data_folder)
 
@@ -195,7 +195,7 @@ class PublicPairs:
     @cached_property
     def pairs(self) -> pd.DataFrame:
         """Pairs of them, as ``describe_pairs`` returns them."""
-        return describe_pairs(pair_rows(self.measured))
+        return describe_pairs(pair_gpus(self.measured))
 
     @cached_property
     def held(self) -> Mapping[str, pd.DataFrame]:

@@ -124,7 +124,7 @@ SETS: Mapping[str, _PublishedSet] = {
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedAverage:
     """An average that others published, of other cases."""
 
     # Who published it and of what.
@@ -137,7 +137,7 @@ class Published:
 
 
 PUBLISHED = tuple(
-    Published(row["who"], row["cases"], float(row["error"]), row["set"], tuple((row["plans"] or "").split()))
+    PublishedAverage(row["who"], row["cases"], float(row["error"]), row["set"], tuple((row["plans"] or "").split()))
     for row in read_own_table(f"{DATA}/published/cases/averages")
 )
 """Averages of the papers. None but vTrain's is of the cases here: they were measured by others, on other machines."""

@@ -97,7 +97,7 @@ def judge_anchored_steps(data_folder: str | Path, imports_file: str | Path, tabl
     return pd.DataFrame(rows, columns=ANCHORS.names)
 
 
-def find_band(anchors: pd.DataFrame, workload: str, way: str = TIMER) -> tuple[float, float]:
+def find_step_band(anchors: pd.DataFrame, workload: str, way: str = TIMER) -> tuple[float, float]:
     """Return the 80 % interval of a whole step predicted from its operators, relative to the prediction.
 
     The errors' quantiles on either side of 1, ``workload`` left out; 1 and 1 where fewer than
@@ -112,8 +112,8 @@ def find_band(anchors: pd.DataFrame, workload: str, way: str = TIMER) -> tuple[f
 
 
 def measure_band(anchors: pd.DataFrame) -> dict[str, Any]:
-    """Return the file of the interval that ships: as `find_band`, over all workloads."""
-    low, high = find_band(anchors, "")
+    """Return the file of the interval that ships: as `find_step_band`, over all workloads."""
+    low, high = find_step_band(anchors, "")
     return {"low": low, "high": high, "steps": len(anchors), "share_inside": 1 - MISSED}
 
 
@@ -158,7 +158,7 @@ def prepare_set(
         trace = source.read_trace(row.traces[0])
         # Without a step of its own, a trace's operators are all that is known of the step.
         way = TIMER if trace.facts.measured_end_to_end_s is not None else NONE
-        band = find_band(anchors, published_name(trace), way)
+        band = find_step_band(anchors, published_name(trace), way)
         cases.append(prepare_case(row, source, band=band))
     return source, cases
 
@@ -260,7 +260,7 @@ _THROUGHPUT_WORD = "throughput of "
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredStep:
     """A measured step."""
 
     time_s: float
@@ -269,7 +269,7 @@ class Measured:
     spread: float | None = None
 
 
-def read_measured(row: PublishedRow, data_folder: str | Path) -> Measured:
+def read_measured(row: PublishedRow, data_folder: str | Path) -> MeasuredStep:
     """Return the measured time of a row: NeuSight's sidecar (``e2e_latency`` [ms]) or the shipped table of throughputs.
 
     Raises InputError when file or entry is missing or holds no positive time.
@@ -288,10 +288,10 @@ def read_measured(row: PublishedRow, data_folder: str | Path) -> Measured:
     value = content.get("e2e_latency") if isinstance(content, dict) else None
     if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
         raise InputError(f"{value!r} is not a time", file=file, place="e2e_latency")
-    return Measured(ms_to_s(float(value)), row.measured)
+    return MeasuredStep(ms_to_s(float(value)), row.measured)
 
 
-def _read_throughput(device: str, row: PublishedRow) -> Measured:
+def _read_throughput(device: str, row: PublishedRow) -> MeasuredStep:
     entries = {(entry["device"], int(entry["gpus"])): entry for entry in read_table(THROUGHPUT)}
     entry = entries.get((device, row.ranks))
     if entry is None:
@@ -304,7 +304,7 @@ def _read_throughput(device: str, row: PublishedRow) -> Measured:
             f"{entry['batch_per_gpu']} on each of {row.ranks} GPUs",
             file=THROUGHPUT,
         )
-    return Measured(row.batch / float(entry["images_per_s"]), entry["source"])
+    return MeasuredStep(row.batch / float(entry["images_per_s"]), entry["source"])
 
 
 PROPORTIONAL, RESCALED = "in proportion to the batch", "as predicted"

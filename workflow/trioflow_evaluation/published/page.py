@@ -25,10 +25,10 @@ from trioflow.report.attribution_section import (
 from trioflow.report.pages import (
     NOTHING,
     Cell,
-    Column,
     Field,
     Page,
     Section,
+    TableHeading,
     count_reached,
     join_words,
     numbers,
@@ -78,14 +78,14 @@ def render_summary(scores: pd.DataFrame) -> str:
 
     def ours(title: str, detail: str, key: str) -> Field:
         return Field(
-            Column(title, detail, SCORES[key]), lambda name: score_cell(key, score_of(scores, name, OURS)[key])
+            TableHeading(title, detail, SCORES[key]), lambda name: score_cell(key, score_of(scores, name, OURS)[key])
         )
 
     fields = [
         words("set", "", "cases that are averaged together", lambda name: Cell(describe_set(name).title, name, name)),
         ours("cases", "", "cases"),
         Field(
-            Column("aim", "", "mean absolute error, or error of scaling, that was aimed at"),
+            TableHeading("aim", "", "mean absolute error, or error of scaling, that was aimed at"),
             lambda name: Cell(read_aim(scores, name).write_aim()),
         ),
         ours("trioflow", "mean absolute", "mean_absolute_error"),
@@ -146,7 +146,7 @@ def render_cases(cases: pd.DataFrame, name: str) -> str:
             ),
         ),
         numbers("measured", "", "measured step", "time", "measured_s"),
-        Field(Column("predicted", "80 % interval", "predicted step and its interval"), predicted),
+        Field(TableHeading("predicted", "80 % interval", "predicted step and its interval"), predicted),
         numbers("error", "", "predicted over measured less one", "signed", error("predicted_s")),
         words("inside", "", "whether the measured step lies in the interval", inside),
         *(

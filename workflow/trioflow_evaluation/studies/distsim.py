@@ -44,7 +44,7 @@ _SCALES = (1.0, 2.0, 3.0, 4.0)
 """Communication times over those of the assumed network."""
 
 
-class Published(NamedTuple):
+class PublishedPlan(NamedTuple):
     """A plan as DistSim gives it: degrees, and steps a second predicted and measured."""
 
     tensor: int
@@ -54,8 +54,8 @@ class Published(NamedTuple):
     measured_per_s: float
 
 
-BEST = Published(1, 8, 2, 2.94, 2.97)
-WORST = Published(16, 1, 1, 0.398, 0.396)
+BEST = PublishedPlan(1, 8, 2, 2.94, 2.97)
+WORST = PublishedPlan(16, 1, 1, 0.398, 0.396)
 PREDICTED_RATIO, MEASURED_RATIO = 7.379, 7.488
 """DistSim's best over worst plan."""
 

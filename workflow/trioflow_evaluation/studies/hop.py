@@ -251,7 +251,7 @@ def load_work() -> HopWork:
     return HopWork(compute_s, update_bytes, timed.facts.batch)
 
 
-def build_graph(graph: str, workers: int = WORKERS) -> list[Edge]:
+def build_workers(graph: str, workers: int = WORKERS) -> list[Edge]:
     """Return who sends to whom: ring-based, or two such rings joined worker to worker.
 
     Ring-based: a ring, both ways, and an edge from each worker to the most distant one (TrioSim
@@ -300,7 +300,7 @@ def sweep_hop(
     """Run every graph, slow-down, seed, bandwidth (of links not slowed [bytes/s]) and variant: ``HOP``."""
     rows = []
     for graph in GRAPHS:
-        edges = build_graph(graph)
+        edges = build_workers(graph)
         for slowed in SLOWED:
             for bandwidth in bandwidths_bytes_per_s:
                 for seed in seeds:

@@ -15,9 +15,9 @@ from trioflow.base.errors import InputError
 from trioflow.base.provenance import atomic_path
 from trioflow.report.pages import (
     Cell,
-    Column,
     Page,
     Section,
+    TableHeading,
     count_words,
     join_words,
     read_captions,
@@ -105,15 +105,15 @@ def render_wafer(rows: pd.DataFrame) -> tuple[str, str]:
 def _render_paper_cases(rows: pd.DataFrame) -> str:
     """Return what circuits take away where the mesh has the paper's share."""
     columns = [
-        Column("circuits", number=False),
+        TableHeading("circuits", number=False),
         *(
-            Column(
+            TableHeading(
                 f"{row['workload']}, {row['samples_per_replica']} samples per GPU",
                 f"mesh link {_gb(row['link_bandwidth_bytes_per_s'])}, found",
             )
             for row in records(rows[rows["sweep"] == "paper"])
         ),
-        Column("the paper"),
+        TableHeading("the paper"),
     ]
     meshes = records(rows[rows["sweep"] == "paper"])
     lines = []
@@ -220,7 +220,10 @@ def _render_speedups(rows: pd.DataFrame, graph: str) -> str:
     """Return the speed-up of every rule on one graph, at the bandwidth that the figure shows."""
     chosen = _shown_speedups(rows, graph)
     slowed = list(dict.fromkeys(chosen["slowed"]))
-    columns = [Column("rule", number=False), *(Column(f"slow {name}", "median (least to most)") for name in slowed)]
+    columns = [
+        TableHeading("rule", number=False),
+        *(TableHeading(f"slow {name}", "median (least to most)") for name in slowed),
+    ]
     found = chosen.groupby(["variant", "slowed"])["speedup"].agg(["median", "min", "max"])
     lines = [
         [
@@ -288,12 +291,12 @@ def _answer_distsim(rows: pd.DataFrame) -> str:
 def _render_orders(rows: pd.DataFrame) -> str:
     """Return which plans are first and last at each speed of the network."""
     columns = [
-        Column("communication", "times as slow"),
-        Column("best", number=False),
-        Column("worst", number=False),
-        Column("worst over best"),
-        Column("DistSim's best is"),
-        Column("DistSim's worst is"),
+        TableHeading("communication", "times as slow"),
+        TableHeading("best", number=False),
+        TableHeading("worst", number=False),
+        TableHeading("worst over best"),
+        TableHeading("DistSim's best is"),
+        TableHeading("DistSim's worst is"),
     ]
     lines = []
     for scale, case in rows.groupby("communication_scale"):
@@ -312,7 +315,7 @@ def _render_orders(rows: pd.DataFrame) -> str:
     return render_table(columns, lines, "First and last plan at each speed of the network")
 
 
-def _name_published(plan: distsim.Published) -> str:
+def _name_published(plan: distsim.PublishedPlan) -> str:
     return distsim.name_plan(plan._asdict())
 
 

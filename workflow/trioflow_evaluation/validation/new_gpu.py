@@ -25,13 +25,13 @@ from trioflow_evaluation import DATA
 from trioflow_evaluation.fits.new_gpu import (
     BENCHMARKS,
     TENSOR_BENCHMARKS,
-    Case,
+    ModelTable,
     PublicPairs,
     describe_facts,
     fit_exponents,
     fit_resizing,
     leave_out,
-    pair_rows,
+    pair_gpus,
     summarise_residuals,
 )
 
@@ -87,7 +87,9 @@ def validate_new_gpu(data: PublicPairs) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(set=SET).reindex(columns=tables.VALIDATION.names)
 
 
-def _judge_case(source: Case, sized: pd.DataFrame, target: Case, rule: str, model: NewGpuModel) -> list[dict[str, Any]]:
+def _judge_case(
+    source: ModelTable, sized: pd.DataFrame, target: ModelTable, rule: str, model: NewGpuModel
+) -> list[dict[str, Any]]:
     """Return the rows of one case, one pair of GPUs and one rule."""
     precision = str(source.trace.facts.precision)
     predicted = scale_rows(
@@ -178,7 +180,7 @@ def _judge_single(measured: pd.DataFrame, folds: _Folds) -> list[dict[str, Any]]
         if mine["device"].nunique() < 2:
             continue
         group, precision = groups[str(workload)]
-        for (one, other), pair in pair_rows(mine, most=0).groupby(["source", "target"], sort=True):
+        for (one, other), pair in pair_gpus(mine, most=0).groupby(["source", "target"], sort=True):
             source, target = load_device(str(one)), load_device(str(other))
             model = folds.model(target.chip, None)
             for rule in list_rules():

@@ -48,7 +48,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class CaseFacts:
     """What the rows of one case share."""
 
     set: str
@@ -87,7 +87,7 @@ def judge_pair(device: str, model: str, fitted: Any, source: Trace, target: Trac
     before, after = source.facts.batch, target.facts.batch
     mode = str(source.facts.mode or "train")
     name = f"{source.facts.workload} {mode} {before} -> {after}"
-    case = Case(BATCH_CHANGE, model, name, device, f"recorded at batch {before}")
+    case = CaseFacts(BATCH_CHANGE, model, name, device, f"recorded at batch {before}")
     recorded = recorded_times(source.operators)
     if model == "recorded":
         case = replace(case, source="operators measured at the target, summed")
@@ -125,7 +125,7 @@ def judge_shapes(device: str, model: str, fitted: Any, trace: Trace) -> list[Row
     operators = trace.operators[trace.operators["device_ns"] > 0].reset_index(drop=True)
     mode = str(trace.facts.mode or "train")
     name = f"{trace.facts.workload} {mode} {trace.facts.batch}"
-    case = Case(LEFT_OUT, model, name, device, "the device's other workloads")
+    case = CaseFacts(LEFT_OUT, model, name, device, "the device's other workloads")
     if model == "recorded":
         known = fitted.known(operators)
         operators = operators[~np.isnan(known)].reset_index(drop=True)
@@ -178,7 +178,7 @@ def _same_operators(source: Trace, target: Trace) -> bool:
     return a.shape == b.shape and bool((a == b).all())
 
 
-def _operator_rows(case: Case, found: pd.DataFrame, operators: pd.DataFrame, target: pd.DataFrame) -> list[Row]:
+def _operator_rows(case: CaseFacts, found: pd.DataFrame, operators: pd.DataFrame, target: pd.DataFrame) -> list[Row]:
     """Return a row for every distinct operator: those of repeated layers are added up."""
     sized = sized_rows(operators, products=True)
     frame = found.reset_index(drop=True).assign(
@@ -433,7 +433,7 @@ def _validate_operator_data(
             columns = found[["time_s", "low_s", "high_s"]].to_numpy(np.float64)
             outside = found["extrapolated"].to_numpy(np.float64)
             for place, (name, sizes, source, group, measured_s) in enumerate(facts):
-                case = Case(OPERATOR_DATA, model, f"{name} {sizes}", device.name, str(source))
+                case = CaseFacts(OPERATOR_DATA, model, f"{name} {sizes}", device.name, str(source))
                 rows.append(
                     case.row(
                         str(group), OPERATOR, float(measured_s), columns[place], extrapolated=float(outside[place])

@@ -16,7 +16,7 @@ from trioflow.base.provenance import PACKAGE
 from trioflow.costmodel.collectives.platform import PlatformCollectives, load_platform_collectives
 from trioflow.costmodel.features import Floats
 from trioflow.hardware.machine import load_device
-from trioflow.sweeps.search_space import Prediction
+from trioflow.sweeps.search_space import RankedStep
 from trioflow.tables import FLOAT
 
 from trioflow_evaluation.chances import score_pairs
@@ -35,7 +35,15 @@ from trioflow_evaluation.vtrain.data import (
     read_all_reduces,
     read_iteration_times,
 )
-from trioflow_evaluation.vtrain.model import DEVICE, FORMS, NAMES, Form, StepModel, list_parameters, name_values
+from trioflow_evaluation.vtrain.model import (
+    DEVICE,
+    FORMS,
+    NAMES,
+    StepForm,
+    StepModel,
+    list_fitted_parameters,
+    name_values,
+)
 
 Places = npt.NDArray[np.int64]
 _SOFT = 0.005
@@ -52,11 +60,11 @@ _INNER_FOLDS = 3
 
 
 @dataclass(frozen=True)
-class Calibration:
+class FittedParameters:
     """What was fitted on some rows."""
 
     values: Floats  # parameters, in the order of ``model.NAMES``
-    form: Form
+    form: StepForm
     training_error: float  # mean absolute logarithmic error on them
 
 
@@ -71,22 +79,22 @@ class Judged:
     # The same, with the blocks' time as the known rows of the same shape give it; missing where no
     # known row has the shape [s].
     anchored_s: Floats
-    calibrations: dict[int, Calibration]  # by the group that was left out
+    calibrations: dict[int, FittedParameters]  # by the group that was left out
 
 
 def calibrate(
-    model: StepModel, known: Places, forms: Sequence[Form] = FORMS, start: Floats | None = None
-) -> Calibration:
+    model: StepModel, known: Places, forms: Sequence[StepForm] = FORMS, start: Floats | None = None
+) -> FittedParameters:
     """Fit the parameters on some rows and keep the form, of as many parameters each, that fits them best."""
     part = model.select(known)
     return min((_fit(part, form, start) for form in forms), key=lambda one: one.training_error)
 
 
-def _fit(model: StepModel, form: Form, given: Floats | None) -> Calibration:
+def _fit(model: StepModel, form: StepForm, given: Floats | None) -> FittedParameters:
     """Fit by least squares of the logarithms, softened, between the parameters' limits."""
     from scipy.optimize import least_squares
 
-    parameters = list_parameters()
+    parameters = list_fitted_parameters()
     low, high, start = (
         np.log([getattr(parameter, end) for parameter in parameters]) for end in ("low", "high", "start")
     )
@@ -127,10 +135,10 @@ def _fit(model: StepModel, form: Form, given: Floats | None) -> Calibration:
         xtol=PRECISION,
     )
     found = fill(fitted.x)
-    return Calibration(np.exp(found), form, float(np.abs(residuals(found)).mean()))
+    return FittedParameters(np.exp(found), form, float(np.abs(residuals(found)).mean()))
 
 
-def leave_out(model: StepModel, groups: Places, forms: Sequence[Form] = FORMS) -> Judged:
+def leave_out(model: StepModel, groups: Places, forms: Sequence[StepForm] = FORMS) -> Judged:
     """Predict each group of rows by parameters that were fitted without it.
 
     The interval is that of residuals which an inner loop left out, of the same tensor degree (or
@@ -154,7 +162,7 @@ def leave_out(model: StepModel, groups: Places, forms: Sequence[Form] = FORMS) -
 
 
 def _interval(
-    model: StepModel, known: Places, left: Places, groups: Places, fold: Calibration
+    model: StepModel, known: Places, left: Places, groups: Places, fold: FittedParameters
 ) -> tuple[Floats, Floats]:
     """Return factors on the predictions of left-out rows; inner fits start at the fold's, to be fast."""
     several = np.unique(groups[known])
@@ -219,7 +227,7 @@ def sample_collectives(platform: PlatformCollectives, ranks: list[int]) -> AllRe
     return AllReduceCurves(dict.fromkeys(several, sizes), times)
 
 
-def predict_uncalibrated(rows: pd.DataFrame, form: Form) -> Floats:
+def predict_uncalibrated(rows: pd.DataFrame, form: StepForm) -> Floats:
     """Return every row's step [s] from shipped products and collectives, all else at the memory's peak, the host free."""
     sheet = load_device(DEVICE)
     platform = load_platform_collectives(PACKAGE / "data" / "cost_models" / SHIPPED / PLATFORM_FILE)
@@ -230,7 +238,7 @@ def predict_uncalibrated(rows: pd.DataFrame, form: Form) -> Floats:
     return model.predict(_ideal_values(sheet.memory_bandwidth_bytes_per_s, message_rate), form)
 
 
-def predict_analytically(rows: pd.DataFrame, form: Form) -> Floats:
+def predict_analytically(rows: pd.DataFrame, form: StepForm) -> Floats:
     """Return every row's step [s] by FLOPs over peak and bytes (operands too) over bandwidth, NVLink's one direction."""
     sheet = load_device(DEVICE)
     memory, peak = sheet.memory_bandwidth_bytes_per_s, sheet.peak("fp16")
@@ -274,7 +282,7 @@ LEFT_OUT = {GROUPS: ("hidden", "layers"), PLANS: ("tensor", "data", "pipeline")}
 """Columns whose every combination is left out in turn."""
 IN_PLACE = (1,)
 CHANGES = "the file's times hold relations that no measurement does: sums of parts timed once, not runs; see the report"
-_DOCUMENTED = Form()
+_DOCUMENTED = StepForm()
 """Upstream's sample configuration recomputes activations."""
 WHOLE, NOTHING = "all rows", "nothing"
 """Name of the fit on all rows, and of what it leaves out."""
@@ -399,10 +407,11 @@ def _uncalibrated_rows(rows: pd.DataFrame, analytical_s: Floats) -> pd.DataFrame
     return frame.reindex(columns=tables.PUBLISHED_CASES.names)
 
 
-def _parameter_rows(name: str, fold: str, form: Form, values: Floats) -> pd.DataFrame:
+def _parameter_rows(name: str, fold: str, form: StepForm, values: Floats) -> pd.DataFrame:
     named = name_values(values)
     found = [
-        (name, fold, form.name, p.name, named[p.name], p.unit, p.low, p.high, p.meaning) for p in list_parameters()
+        (name, fold, form.name, p.name, named[p.name], p.unit, p.low, p.high, p.meaning)
+        for p in list_fitted_parameters()
     ]
     return pd.DataFrame(found, columns=PARAMETERS.names)
 
@@ -415,7 +424,7 @@ def score_plan_chances(cases: pd.DataFrame) -> pd.DataFrame:
     """
     questions = [
         [
-            (Prediction(row["predicted_s"], math.log(row["high_s"] / row["predicted_s"]), 0.0), row["measured_s"])
+            (RankedStep(row["predicted_s"], math.log(row["high_s"] / row["predicted_s"]), 0.0), row["measured_s"])
             for row in rows.to_dict("records")
         ]
         for _, rows in cases.groupby(["workload", "batch", "ranks"])

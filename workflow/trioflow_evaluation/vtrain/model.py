@@ -46,7 +46,7 @@ MESSAGE = "message"
 
 
 @dataclass(frozen=True)
-class StageTimes:
+class PartTimes:
     """Times of one step, the same on every rank of a stage."""
 
     # Of each stage its operators', for one micro-batch [s].
@@ -57,7 +57,7 @@ class StageTimes:
     send_bytes: int  # from stage to stage for a micro-batch [bytes]
 
 
-def build_step(times: StageTimes, micro_batches: int, data: int = 1, tensor: int = 1) -> TaskGraph:
+def build_step(times: PartTimes, micro_batches: int, data: int = 1, tensor: int = 1) -> TaskGraph:
     """Return the task graph of all ranks of a step; tensor-parallel all-reduces are part of their operators.
 
     Gradients travel in one message after a stage's last backward, as Megatron-DeepSpeed sends them:
@@ -125,7 +125,7 @@ class StepFormula:
 def formula_of(pipeline: int, micro_batches: int) -> StepFormula:
     """Return the formula of a number of stages and micro-batches, from trioflow's graph of them."""
     ones = [[1.0]] * pipeline
-    graph = build_step(StageTimes(ones, ones, [1.0] * pipeline, [0] * pipeline, 1), micro_batches)
+    graph = build_step(PartTimes(ones, ones, [1.0] * pipeline, [0] * pipeline, 1), micro_batches)
     phases = ("forward", "backward", "update")
     columns = (*(f"{phase}{stage}" for stage in range(pipeline) for phase in phases), MESSAGE)
     tasks = graph.tasks
@@ -148,7 +148,7 @@ _SOCKET_RANKS = 4
 
 
 @dataclass(frozen=True)
-class Parameter:
+class FittedParameter:
     """One number that is fitted."""
 
     name: str
@@ -160,15 +160,15 @@ class Parameter:
     high: float
 
 
-def list_parameters(sheet: DeviceSheet | None = None) -> tuple[Parameter, ...]:
+def list_fitted_parameters(sheet: DeviceSheet | None = None) -> tuple[FittedParameter, ...]:
     """Return the ten parameters, in the order of a vector of their values."""
     sheet = load_device(DEVICE) if sheet is None else sheet
     peak, memory = sheet.peak("fp16"), sheet.memory_bandwidth_bytes_per_s
     table = load_tensor_tables().tables[DEVICE]
     fastest = 1.0 / table.curve.coefficients[1] / peak  # of the table's slope over FLOPs
     return (
-        Parameter("product_time", "1", "time of GEMMs over the shipped table's", 1.0, fastest, 3.0),
-        Parameter(
+        FittedParameter("product_time", "1", "time of GEMMs over the shipped table's", 1.0, fastest, 3.0),
+        FittedParameter(
             "memory_rate",
             "bytes/s",
             "rate of everything in a block, embedding or loss that is not a product",
@@ -176,10 +176,12 @@ def list_parameters(sheet: DeviceSheet | None = None) -> tuple[Parameter, ...]:
             0.1 * memory,
             memory,
         ),
-        Parameter("launch_gap_s", "s", "device time of a kernel beyond its work", 5e-6, 1e-8, 1e-4),
-        Parameter("host_launch_s", "s", "host time between launches", 5e-5, 1e-6, 1e-3),
-        Parameter("host_tensor_s", "s", "further host time of a launch in a tensor-parallel group", 2e-6, 1e-8, 1e-3),
-        Parameter(
+        FittedParameter("launch_gap_s", "s", "device time of a kernel beyond its work", 5e-6, 1e-8, 1e-4),
+        FittedParameter("host_launch_s", "s", "host time between launches", 5e-5, 1e-6, 1e-3),
+        FittedParameter(
+            "host_tensor_s", "s", "further host time of a launch in a tensor-parallel group", 2e-6, 1e-8, 1e-3
+        ),
+        FittedParameter(
             "host_sockets_s",
             "s",
             f"further host time of a launch in a tensor-parallel group of more than {_SOCKET_RANKS}",
@@ -187,7 +189,7 @@ def list_parameters(sheet: DeviceSheet | None = None) -> tuple[Parameter, ...]:
             1e-8,
             1e-3,
         ),
-        Parameter(
+        FittedParameter(
             "reduce_wait_s",
             "s",
             "wait at a tensor-parallel all-reduce beyond the measured one's time",
@@ -195,7 +197,7 @@ def list_parameters(sheet: DeviceSheet | None = None) -> tuple[Parameter, ...]:
             1e-8,
             1e-2,
         ),
-        Parameter(
+        FittedParameter(
             "head_time",
             "1",
             "time of GEMMs with the vocabulary on one tensor-parallel rank over the shipped table's",
@@ -203,8 +205,8 @@ def list_parameters(sheet: DeviceSheet | None = None) -> tuple[Parameter, ...]:
             fastest,
             20.0,
         ),
-        Parameter("message_rate", "bytes/s", "messages between stages", 2e10, 1e9, 6e11),
-        Parameter(
+        FittedParameter("message_rate", "bytes/s", "messages between stages", 2e10, 1e9, 6e11),
+        FittedParameter(
             "update_rate",
             "bytes/s",
             f"optimizer, {_UPDATE_BYTES} bytes a parameter",
@@ -215,14 +217,14 @@ def list_parameters(sheet: DeviceSheet | None = None) -> tuple[Parameter, ...]:
     )
 
 
-NAMES = tuple(parameter.name for parameter in list_parameters())
+NAMES = tuple(parameter.name for parameter in list_fitted_parameters())
 WAITS = ("share", "doublings")
 """How the wait at an all-reduce grows with the group: with the share of data that others hold, or
 with the doublings of the ranks."""
 
 
 @dataclass(frozen=True)
-class Form:
+class StepForm:
     """How a step is put together beside the parameters."""
 
     wait: str = WAITS[0]  # one of ``WAITS``; chosen inside a training fold
@@ -233,7 +235,7 @@ class Form:
         return f"recomputed forward, wait by {self.wait}"
 
 
-FORMS = tuple(Form(wait=wait) for wait in WAITS)
+FORMS = tuple(StepForm(wait=wait) for wait in WAITS)
 """Those that a fold chooses from: all recompute, as the runs do."""
 
 
@@ -284,7 +286,7 @@ class StepModel:
             _group(rows),
         )
 
-    def time_parts(self, values: Floats, form: Form) -> Floats:
+    def time_parts(self, values: Floats, form: StepForm) -> Floats:
         """Return the time of each shape's parts for one micro-batch, shape (vectors, shapes, parts) [s].
 
         ``values``: (vectors, parameters); ``form``: what backward runs, and how waits grow.
@@ -332,7 +334,7 @@ class StepModel:
         columns.append(sent / values[:, [NAMES.index("message_rate")]])
         return np.stack(columns)
 
-    def predict(self, values: Floats, form: Form) -> Floats:
+    def predict(self, values: Floats, form: StepForm) -> Floats:
         """Return the step of every row, shape (rows,) or (vectors, rows) [s], by ``values`` in the order of ``NAMES``."""
         several = np.atleast_2d(values)
         parts_s = self.time_parts(several, form)

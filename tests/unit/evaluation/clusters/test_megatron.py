@@ -6,7 +6,7 @@ import pytest
 from trioflow import tables
 from trioflow.base.errors import TableError
 from trioflow.base.units import BYTES_PER_MIB
-from trioflow_evaluation.clusters.bridge import KEPT, PEAK, count_workspaces, judge_peaks, read_cases
+from trioflow_evaluation.clusters.bridge import KEPT, PEAK, count_test_workspaces, judge_peaks, read_cases
 from trioflow_evaluation.clusters.page import peaks_section, score_peaks
 from trioflow_evaluation.clusters.steps import keep_depth
 from trioflow_evaluation.tables import CLUSTER_PEAKS
@@ -111,10 +111,10 @@ def test_the_section_scores_what_is_predicted_and_counts_what_is_not(judged, tmp
 def test_without_an_engine_of_its_own_products_are_pytorch_s(tmp_path):
     config = write_case(tmp_path, "gpt", "local").parent / "model_config.yaml"
     config.write_text(CONFIG.replace("transformer_engine", "local"))
-    assert count_workspaces(config, "h100") == CUBLAS
+    assert count_test_workspaces(config, "h100") == CUBLAS
     config.write_text(CONFIG + "  --moe-grouped-gemm: true\n")
-    assert count_workspaces(config, "h100") == CUBLAS + 5 * 32 * BYTES_PER_MIB
-    assert count_workspaces(config, "a100") == CUBLAS + 5 * 4 * BYTES_PER_MIB
+    assert count_test_workspaces(config, "h100") == CUBLAS + 5 * 32 * BYTES_PER_MIB
+    assert count_test_workspaces(config, "a100") == CUBLAS + 5 * 4 * BYTES_PER_MIB
 
 
 def test_a_file_without_peaks_is_refused(tmp_path):

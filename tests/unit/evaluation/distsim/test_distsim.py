@@ -46,11 +46,11 @@ from trioflow_evaluation.distsim.recorded import (
     measure_spread,
     predict_by_rates,
     simulate_marks,
-    split_step,
+    split_formula,
 )
 from trioflow_evaluation.published.prediction import AnalyticalModel
 from trioflow_evaluation.tables import ANALYTICAL
-from trioflow_evaluation.vtrain.model import StageTimes, build_step
+from trioflow_evaluation.vtrain.model import PartTimes, build_step
 
 from evaluation.distsim.distsim_case import PARTS, STEP_S, make_events, make_marks, make_timeline
 
@@ -61,7 +61,7 @@ def simulate_steps(counts, forward_s=(1.0,) * STAGES, update_s=0.0) -> pd.DataFr
     """Steps of a pipeline of some stages whose backward takes twice as long, by the engine."""
     links = BUILDERS["switch"](STAGES, 1e18, 0.0)
     machine = Platform("fast", Device("chip", "gpu", 10**9, {}), STAGES, tuple(links))
-    times = StageTimes([[f] for f in forward_s], [[2 * f] for f in forward_s], [update_s] * STAGES, [0] * STAGES, 1)
+    times = PartTimes([[f] for f in forward_s], [[2 * f] for f in forward_s], [update_s] * STAGES, [0] * STAGES, 1)
     steps = [simulate(build_step(times, m), machine).summary.step_time_s for m in counts]
     return pd.DataFrame(
         {"micro_batches": counts, "batch": counts, "step_time_s": steps, "pipeline": STAGES, "reason": ""}
@@ -77,7 +77,7 @@ def test_equal_stages_follow_the_bubble_alone() -> None:
 
 def test_unequal_stages_are_as_few_equal_ones_as_the_slowest_allows() -> None:
     rows = simulate_steps([1, 2, 4, 8, 16], forward_s=(1.0, 1.0, 1.0, 2.0))
-    parts = split_step(rows)
+    parts = split_formula(rows)
     assert (parts.further_s, parts.stages) == pytest.approx((6.0, 2.5), rel=1e-6)
     assert parts.once_s == pytest.approx(0, abs=1e-5)
     found = compare_throughput(rows)
@@ -88,7 +88,7 @@ def test_unequal_stages_are_as_few_equal_ones_as_the_slowest_allows() -> None:
 def test_what_the_second_micro_batch_adds_is_told() -> None:
     rows = simulate_steps([1, 2, 4, 8])
     rows.loc[rows["micro_batches"] > 1, "step_time_s"] += 1.5
-    parts = split_step(rows)
+    parts = split_formula(rows)
     assert parts.once_s == pytest.approx(1.5, rel=1e-5)
     assert parts.throughput(1) == 1.0
 

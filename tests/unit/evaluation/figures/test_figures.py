@@ -82,7 +82,7 @@ from trioflow_evaluation.figures.points import (
     list_validation_rows,
     make_points,
     measure_height,
-    measure_shares,
+    measure_rank_shares,
     new_column_figure,
     read_live_errors,
     shorten_device,
@@ -598,7 +598,7 @@ PARTS = ("compute_share", "communication_share", "idle_share")
 
 
 def test_the_rank_that_computes_most_is_told() -> None:
-    assert measure_shares(make_profile(("one",))) == pytest.approx(
+    assert measure_rank_shares(make_profile(("one",))) == pytest.approx(
         {"compute_share": 0.6, "communication_share": 0.2, "idle_share": 0.2}
     )
 

@@ -39,7 +39,7 @@ from trioflow_evaluation.published.judge import (
     ANCHORS,
     PROPORTIONAL,
     RESCALED,
-    find_band,
+    find_step_band,
     list_residuals,
     read_measured,
 )
@@ -294,10 +294,10 @@ def test_a_band_leaves_the_judged_workload_out():
             "timer_s": [0.95 + 0.01 * n for n in range(11)] + [9.0] * 50,
         }
     )
-    low, high = find_band(anchors, "judged")
+    low, high = find_step_band(anchors, "judged")
     assert low == pytest.approx(1 / 1.04, rel=1e-3)
     assert high == pytest.approx(1 / 0.96, rel=1e-3)
-    assert find_band(anchors.head(7), "judged") == (1.0, 1.0)
+    assert find_step_band(anchors.head(7), "judged") == (1.0, 1.0)
 
 
 ROOT = Path(__file__).resolve().parents[4]

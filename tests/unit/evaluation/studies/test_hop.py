@@ -13,7 +13,7 @@ from trioflow_evaluation.studies.hop import (
     HopRun,
     HopSettings,
     HopWork,
-    build_graph,
+    build_workers,
     draw_bandwidths,
     draw_speedups,
     draw_times,
@@ -27,7 +27,7 @@ WORK = HopWork(0.3, 500_000_000, 128)
 
 
 def test_graphs_are_those_of_the_paper() -> None:
-    ring, double = build_graph("ring-based"), build_graph("double-ring")
+    ring, double = build_workers("ring-based"), build_workers("double-ring")
     assert set(Counter(a for a, _ in ring).values()) == {3}, "two neighbours and the most distant one"
     assert {(0, 1), (0, 7), (0, 4)} <= set(ring)
     assert set(Counter(a for a, _ in double).values()) == {4}
@@ -45,7 +45,7 @@ def test_the_work_comes_from_the_trace() -> None:
 
 @pytest.mark.parametrize("slowed", hop.SLOWED)
 def test_slow_downs_are_drawn_from_the_seed(slowed: str) -> None:
-    edges = build_graph("ring-based")
+    edges = build_workers("ring-based")
 
     def draw(seed: int) -> tuple[list[float], list[float]]:
         sending, compute = draw_times(WORK, edges, slowed, seed, bandwidth_bytes_per_s=1e9)
@@ -62,7 +62,7 @@ def test_slow_downs_are_drawn_from_the_seed(slowed: str) -> None:
 
 
 def test_links_are_as_slow_as_the_slower_of_their_ends() -> None:
-    edges = build_graph("double-ring")
+    edges = build_workers("double-ring")
     one, _ = draw_times(WORK, edges, "sending", 0, bandwidth_bytes_per_s=1e9)
     both, _ = draw_times(WORK, edges, "links", 0, bandwidth_bytes_per_s=1e9)
     assert all(both[a, b] == max(one[a, b], one[b, a]) for a, b in edges)
@@ -123,7 +123,7 @@ def run(
     compute = np.full((8, ITERATIONS), COMPUTE_S)
     for worker, factor in (slow or {}).items():
         compute[worker] *= factor
-    edges = build_graph(graph)
+    edges = build_workers(graph)
     sending = {edge: SENDING_S * (slow_sender or {}).get(edge[0], 1.0) for edge in edges}
     return simulate_hop(sending, compute, HopSettings(**rules), latency_s=LATENCY_S)
 
@@ -152,7 +152,7 @@ def test_one_slow_worker_holds_everyone_up(graph: str) -> None:
     own_s = ITERATIONS * 4 * COMPUTE_S
     assert found.finish_s[2] == own_s
     assert found.time_s == own_s + SENDING_S + LATENCY_S
-    neighbours = [b for a, b in build_graph(graph) if a == 2]
+    neighbours = [b for a, b in build_workers(graph) if a == 2]
     assert (found.finish_s[neighbours] == found.time_s).all()
 
 

@@ -5,13 +5,13 @@ import pandas as pd
 import pytest
 from trioflow.base.errors import InputError
 from trioflow.report.scores import score_published
-from trioflow.sweeps.search_space import Prediction, probability_faster
+from trioflow.sweeps.search_space import RankedStep, probability_faster
 from trioflow.tables import PUBLISHED_CASES, write_table
 from trioflow_evaluation.chances import measure_miss, render_chances
 from trioflow_evaluation.tables import CHECKS, PARAMETERS
 from trioflow_evaluation.vtrain.data import GROUPS, PLANS, UNCALIBRATED
 from trioflow_evaluation.vtrain.judge import NOTHING, WHOLE, describe_plans, score_plan_chances
-from trioflow_evaluation.vtrain.model import list_parameters
+from trioflow_evaluation.vtrain.model import list_fitted_parameters
 from trioflow_evaluation.vtrain.page import build_vtrain_page, is_composed, read_sizes, render_checks, render_summary
 from vtrain_rows import make_rows
 
@@ -54,7 +54,7 @@ def write_inputs(folder: Path) -> list[Path]:
     rows = [
         (name, fold, "a form", p.name, p.start, p.unit, p.low, p.high, p.meaning)
         for name, fold in ((WHOLE, NOTHING), (GROUPS, "layers 4"))
-        for p in list_parameters()
+        for p in list_fitted_parameters()
     ]
     tables = {
         "parameters": (pd.DataFrame(rows, columns=PARAMETERS.names), PARAMETERS),
@@ -82,7 +82,7 @@ def test_the_page_holds_figures_scores_and_parameters(tmp_path: Path) -> None:
     for name in ("predictions",):
         assert f"published_vtrain/{name}.svg" in text
         assert (page.parent / "published_vtrain" / f"{name}.png").stat().st_size > 1000
-    assert all(p.name in text for p in list_parameters())
+    assert all(p.name in text for p in list_fitted_parameters())
     assert "10.0&nbsp;%" in text and "missed" in text
     assert text.count("Whole plans (tensor, data, pipeline) left out: the probability that search states") == 1
     ours = scores.set_index(["set", "model"]).loc[(GROUPS, "trioflow")]
@@ -99,7 +99,7 @@ def test_of_two_plans_the_probability_is_the_one_that_search_states() -> None:
     cases.loc[cases.index[3], "batch"] = 16
     groups = score_plan_chances(cases)
     assert groups["pairs"].sum() == 3, "another batch is another question"
-    stated = probability_faster(Prediction(1.0, 0.2, 0.0), Prediction(1.5, 0.2, 0.0))
+    stated = probability_faster(RankedStep(1.0, 0.2, 0.0), RankedStep(1.5, 0.2, 0.0))
     row = groups[(groups["low"] < stated) & (stated <= groups["high"])].iloc[0]
     assert (row["pairs"], row["won"]) == (3, pytest.approx(2 / 3)), "1.0 s was not before 1.5 s"
     assert measure_miss(groups) == pytest.approx(row["stated"] - 2 / 3)

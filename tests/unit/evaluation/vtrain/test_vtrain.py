@@ -54,17 +54,17 @@ from trioflow_evaluation.vtrain.model import (
     MESSAGE,
     NAMES,
     WAITS,
-    Form,
-    StageTimes,
+    PartTimes,
+    StepForm,
     StepModel,
     build_step,
     formula_of,
-    list_parameters,
+    list_fitted_parameters,
     name_values,
 )
 from vtrain_rows import REDUCES, make_rows, time_rows
 
-START = np.array([parameter.start for parameter in list_parameters()])
+START = np.array([parameter.start for parameter in list_fitted_parameters()])
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +195,7 @@ def test_more_ranks_than_measured_are_extrapolated_and_less_certain() -> None:
     assert CURVES.widen(most) == CURVES.widen(2) == 1.0 < CURVES.widen(2 * most)
 
 
-FITTED = list_parameters()
+FITTED = list_fitted_parameters()
 TRUTH = np.array([1.2, 1.1e12, 1.5e-5, 4e-5, 6e-6, 1.2e-5, 2.5e-4, 2.5, 1.5e10, 1.4e12])
 FORM = FORMS[0]
 
@@ -325,7 +325,7 @@ class Cost:
         return CollectiveTime(time_s, time_s, time_s, "measured")
 
 
-def stage_times(model: StepModel, row: int, values: Mapping[str, float], form: Form) -> StageTimes:
+def stage_times(model: StepModel, row: int, values: Mapping[str, float], form: StepForm) -> PartTimes:
     """Return the times of one row's stages, part by part: the twin of ``StepModel.predict``."""
     vector = np.array([[values[name] for name in NAMES]])
     shape = model.shape_of[row]
@@ -340,7 +340,7 @@ def stage_times(model: StepModel, row: int, values: Mapping[str, float], form: F
             head = [parts[f"head_{direction}"]] * (stage == pipeline - 1)
             found.append([*ends, *operators, *head][:: 1 if direction == "forward" else -1])
     held = model.parameters[row, :pipeline]
-    return StageTimes(
+    return PartTimes(
         times["forward"],
         times["backward"],
         [_UPDATE_BYTES * count / values["update_rate"] for count in held],
@@ -353,7 +353,7 @@ def test_the_formula_is_the_engine_to_a_billionth() -> None:
     plans = ((1, 1, 1), (1, 2, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4), (2, 2, 2), (1, 2, 4))
     rows = make_rows(hidden=(512,), layers=(4, 8), plans=plans, micro_batch=(1, 4))
     model = StepModel.build(rows, REDUCES)
-    start = np.array([parameter.start for parameter in list_parameters()])
+    start = np.array([parameter.start for parameter in list_fitted_parameters()])
     assert len(rows) >= 50
     for form in FORMS[:1]:
         told = model.predict(start, form)

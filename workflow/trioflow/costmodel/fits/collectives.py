@@ -313,7 +313,7 @@ def _residuals(
     return pd.DataFrame({"name": name, "situation": situation, "place": place, "sizes": sizes, "log": logs})
 
 
-def fit_bands(
+def fit_collective_bands(
     points: pd.DataFrame, samples: pd.DataFrame, fit: Fit, names: Iterable[str], situations: Iterable[str] = SITUATIONS
 ) -> dict[str, dict[BandKey, Interval]]:
     """Return the bands of every method (of some ``SITUATIONS``), from points that it did not see.
@@ -441,7 +441,7 @@ def fit_platform_collectives(
         measured = MeasuredCurves(make_curves(rows), form, choose_shape(rows, form))
         return {"measured": measured, "nccl": form, **{name: fit_other(rows) for name, fit_other in others.items()}}
 
-    bands = fit_bands(points, samples, fit, (*METHODS, *others), situations)
+    bands = fit_collective_bands(points, samples, fit, (*METHODS, *others), situations)
     return PlatformCollectives(
         platform, library, "measured", machine, fit(points), bands, notes, dict(provenance or {})
     )

@@ -396,7 +396,7 @@ _MIN_ROWS = 4
 
 
 @dataclass(frozen=True)
-class Recipe:
+class CurveRecipe:
     """How the curves of all classes are fitted."""
 
     form: str  # Name in ``curves.FORMS`` for every class that ``chosen`` lacks
@@ -407,7 +407,7 @@ class Recipe:
     distinct: bool = False
 
 
-def fit_class_curves(rows: pd.DataFrame, form: str | Recipe) -> dict[Key, ClassCurve]:
+def fit_class_curves(rows: pd.DataFrame, form: str | CurveRecipe) -> dict[Key, ClassCurve]:
     """Fit every class and phase, and the wider classes that stand in: ``("*", phase)``, ``("*", "*")``.
 
     ``benchmark`` rows, measured alone, together count as much as a class's others, whose level is
@@ -416,7 +416,7 @@ def fit_class_curves(rows: pd.DataFrame, form: str | Recipe) -> dict[Key, ClassC
     scaled to the class's recorded sum: relative errors decide the shape, sums the level (held-out
     sums came out 6 to 11 points nearer so).
     """
-    recipe = Recipe(form) if isinstance(form, str) else form
+    recipe = CurveRecipe(form) if isinstance(form, str) else form
     if recipe.distinct:
         rows = rows[(rows["time_s"] > 0) | rows["operator_class"].isin(HOST_ONLY)]
     times = rows["time_s"].to_numpy(np.float64)
@@ -454,7 +454,7 @@ def _fit_one(
     times: Floats,
     alone: Flags,
     counts: Floats | None,
-    recipe: Recipe,
+    recipe: CurveRecipe,
     wider: Mapping[Key, ClassCurve],
 ) -> ClassCurve:
     sizes = features[:, : len(FEATURES)]
@@ -477,7 +477,7 @@ def _fit_one(
     return ClassCurve(curve.form, curve.coefficients, valid_range, rows, driver, shape_of)
 
 
-def _fit_shape(form: str, features: Floats, times: Floats, alone: Flags, recipe: Recipe) -> Curve:
+def _fit_shape(form: str, features: Floats, times: Floats, alone: Flags, recipe: CurveRecipe) -> Curve:
     """Fit one form to operators; ``alone`` marks those that were measured alone."""
     if recipe.distinct:
         _, first = np.unique(np.column_stack([features, times, alone]), axis=0, return_index=True)
@@ -560,7 +560,7 @@ def choose_form(rows: ClassRows, alone: Floats, alone_s: Floats, forms: Sequence
     folds = [_fold(rows, alone, alone_s, group) for group in sorted(set(rows.groups))]
     for form in forms:
         predicted = np.zeros(len(rows.times))
-        recipe = Recipe(form, {}, sm, distinct=True)
+        recipe = CurveRecipe(form, {}, sm, distinct=True)
         for out, work, times, counts, flags in folds:
             curve = _fit_shape(form, work, times, flags, recipe)
             level = _set_level(curve, work, times, flags, counts)

@@ -30,8 +30,8 @@ from trioflow.costmodel.fits.curves import (
     IDENTITY,
     SAME_WORK,
     ClassRows,
+    CurveRecipe,
     Indices,
-    Recipe,
     choose_form,
     collect_rows,
     fit_class_curves,
@@ -221,7 +221,7 @@ class DeviceLimits:
 
 
 @dataclass(frozen=True)
-class Method:
+class FitMethod:
     """Forms of a method: for matrix products and for everything else; several are candidates."""
 
     products: tuple[str, ...]
@@ -229,11 +229,11 @@ class Method:
 
 
 METHODS = {
-    "regression": Method(("linear",), ("linear",)),
-    "li": Method(("driver",), ("driver",)),
-    "roofline": Method(("roofline",), ("roofline",)),
-    "tile": Method(("tile",), ("bytes",)),
-    "shipped": Method(("tile", "roofline", "linear"), ("bytes", "linear", "cached", "driver")),
+    "regression": FitMethod(("linear",), ("linear",)),
+    "li": FitMethod(("driver",), ("driver",)),
+    "roofline": FitMethod(("roofline",), ("roofline",)),
+    "tile": FitMethod(("tile",), ("bytes",)),
+    "shipped": FitMethod(("tile", "roofline", "linear"), ("bytes", "linear", "cached", "driver")),
 }
 """Methods by name.
 
@@ -435,7 +435,9 @@ def drop_equal(alone: pd.DataFrame, judged: pd.DataFrame) -> pd.DataFrame:
     return alone[~single.isin(left_out)]
 
 
-def make_recipe(rows: pd.DataFrame, alone: pd.DataFrame, pairs: Indices, method: str, limits: DeviceLimits) -> Recipe:
+def make_recipe(
+    rows: pd.DataFrame, alone: pd.DataFrame, pairs: Indices, method: str, limits: DeviceLimits
+) -> CurveRecipe:
     """Return the form of every class; where a method has candidates, by inner cross-validation."""
     known = METHODS[method]
     both = pd.concat([rows, alone])
@@ -454,7 +456,7 @@ def make_recipe(rows: pd.DataFrame, alone: pd.DataFrame, pairs: Indices, method:
             judged = ClassRows.of(mine, pairs)
             chosen[name, phase] = choose_form(judged, work, times, forms, sm_count)
     widest = "roofline" if known.products[0] == "tile" else known.products[0]
-    return Recipe(widest, chosen, sm_count, distinct=True)
+    return CurveRecipe(widest, chosen, sm_count, distinct=True)
 
 
 def _of_class(rows: pd.DataFrame, name: str, phase: str) -> pd.DataFrame:

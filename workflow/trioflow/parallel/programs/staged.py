@@ -50,7 +50,7 @@ from trioflow.parallel.splits.tensor_split import (
     TENSOR,
     StageExchange,
 )
-from trioflow.parallel.task_graph import Mark
+from trioflow.parallel.task_graph import BuilderMark
 
 FINDS_OVERFLOW = "aten::_amp_foreach_non_finite_check_and_unscale_"
 """Operator of ``GradScaler`` that unscales gradients and notes whether any is not finite."""
@@ -61,8 +61,8 @@ class _Recorded(NamedTuple):
     """An action's tasks for a micro-batch, and what further ones depend on behind them."""
 
     micro_batch: int
-    begin: Mark
-    end: Mark
+    begin: BuilderMark
+    end: BuilderMark
     changes: list[tuple[int, str, float]]  # what the rank held more, or less, from a task on
     again: list[tuple[int, int]]  # stages and regions that ran again
     state: dict[str, Any]  # the rank's, tasks by how long before the next one they are

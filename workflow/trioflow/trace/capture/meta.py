@@ -50,7 +50,7 @@ from trioflow.trace.facts import UNTIMED
 from trioflow.trace.profile.execution_trace import UNDEFINED, Links, Node, link_nodes, read_nodes
 from trioflow.trace.profile.kineto import Profile, read_profile
 from trioflow.trace.profile.merge import coverage_of, observe_step
-from trioflow.trace.profile.steps import Step, find_spans, load_step
+from trioflow.trace.profile.steps import StepEvents, find_spans, load_step
 from trioflow.trace.repeat import repeat_block
 from trioflow.trace.store import Trace
 from trioflow.trace.tensors import TensorRef
@@ -151,7 +151,9 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     return _tensor_leaves([given[name] for name in marked if name in given])
 
 
-def profile_fake_step(run: Callable[[], None], model: torch.nn.Module, mode: NotingFakeMode) -> tuple[Step, Links]:
+def profile_fake_step(
+    run: Callable[[], None], model: torch.nn.Module, mode: NotingFakeMode
+) -> tuple[StepEvents, Links]:
     """Profile one step inside a fake mode; return its events, and the node of each with its tensors."""
     with tempfile.TemporaryDirectory() as temporary:
         nodes_file, events_file = Path(temporary) / "nodes.json", Path(temporary) / "events.json"

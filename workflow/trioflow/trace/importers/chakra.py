@@ -49,7 +49,7 @@ from trioflow.trace.profile.execution_trace import Links, Node
 from trioflow.trace.profile.merge import coverage_of, list_overlaps, observe_step, set_times
 from trioflow.trace.profile.messages import MOST_RANKS, find_waits
 from trioflow.trace.profile.profiler_fields import kineto_words
-from trioflow.trace.profile.steps import Step, times_of_step
+from trioflow.trace.profile.steps import StepEvents, times_of_step
 from trioflow.trace.store import Trace, check_trace
 
 _HOST, _KERNEL, _COPY = "cpu_op", "kernel", "gpu_memcpy"
@@ -59,7 +59,7 @@ _HOST, _KERNEL, _COPY = "cpu_op", "kernel", "gpu_memcpy"
 class Calls:
     """One step of such a file."""
 
-    step: Step  # its events; communication is not a kernel
+    step: StepEvents  # its events; communication is not a kernel
     links: Links  # the tensors of the host's calls
     # Place of an operator to the communication that it starts.
     messages: dict[int, list[ChakraNode]] = field(default_factory=dict)
@@ -89,7 +89,7 @@ def read_calls(nodes: Sequence[ChakraNode]) -> Calls:
                 node.node_id, 0, node.name, 0, 0, node.text("op_schema"), node.inputs, node.outputs, frozenset()
             )
     root = _nest(nodes, events, steps[-1] if steps else None)
-    step = Step(root, outermost_operators(root))
+    step = StepEvents(root, outermost_operators(root))
     calls = Calls(step, links, steps=max(len(steps), 1))
     _launch(calls, nodes, events)
     return calls

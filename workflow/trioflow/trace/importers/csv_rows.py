@@ -13,7 +13,7 @@ from trioflow.base.input_files import read_text
 
 
 @dataclass(frozen=True)
-class Column:
+class CsvColumn:
     """A column of a file, and what its cells are, spaces around them left out."""
 
     titles: tuple[str, ...]  # its spellings in the header, the one for messages first
@@ -26,17 +26,17 @@ class Column:
     optional: bool = False  # whether the column may be missing
 
 
-def whole(*titles: str, highest: int = 10**15, **options: Any) -> Column:
+def whole(*titles: str, highest: int = 10**15, **options: Any) -> CsvColumn:
     """Return a column of whole numbers up to ``highest``, with further ``options`` of a column."""
     what = f"a whole number from 0 to {highest}"
     read = partial(_read_up_to, int, highest)
-    return Column(titles, what, r"\+?[0-9]{1,300}", read, **options)
+    return CsvColumn(titles, what, r"\+?[0-9]{1,300}", read, **options)
 
 
-def number(*titles: str, highest: float) -> Column:
+def number(*titles: str, highest: float) -> CsvColumn:
     """Return a column of numbers up to ``highest``."""
     pattern = r"\+?[0-9]{1,300}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,2})?"
-    return Column(titles, f"a number from 0 to {highest:g}", pattern, partial(_read_up_to, float, highest))
+    return CsvColumn(titles, f"a number from 0 to {highest:g}", pattern, partial(_read_up_to, float, highest))
 
 
 def _read_up_to(kind: Callable[[str], float], highest: float, text: str) -> float:
@@ -62,7 +62,7 @@ class CsvRow:
         return TraceError(problem, file=self.file, place=place, fix=fix)
 
 
-def read_rows(path: Path, columns: Mapping[str, Column]) -> list[CsvRow]:
+def read_rows(path: Path, columns: Mapping[str, CsvColumn]) -> list[CsvRow]:
     """Read a comma-separated UTF-8 file with a header: the values of some columns.
 
     Raises TraceError when the file is unreadable or empty, a column is missing or twice, a row has
@@ -79,7 +79,7 @@ def read_rows(path: Path, columns: Mapping[str, Column]) -> list[CsvRow]:
     return rows
 
 
-def _find_titles(path: Path, header: list[str], columns: Mapping[str, Column]) -> dict[str, str]:
+def _find_titles(path: Path, header: list[str], columns: Mapping[str, CsvColumn]) -> dict[str, str]:
     """Return the header's spelling of each column, by our name for it."""
     titles = {}
     for name, column in columns.items():
@@ -96,13 +96,13 @@ def _find_titles(path: Path, header: list[str], columns: Mapping[str, Column]) -
     return titles
 
 
-def check_cells(rows: Sequence[CsvRow], columns: Mapping[str, Column]) -> None:
+def check_cells(rows: Sequence[CsvRow], columns: Mapping[str, CsvColumn]) -> None:
     """Put values in the place of the cells of some rows; TraceError where one is not what its column holds."""
     for name, column in columns.items():
         _read_column(rows, name, column)
 
 
-def _read_column(rows: Sequence[CsvRow], name: str, column: Column) -> None:
+def _read_column(rows: Sequence[CsvRow], name: str, column: CsvColumn) -> None:
     pattern, lines = re.compile(column.pattern, re.ASCII), dict[Any, int]()
     for row in rows:
         text = row.cells[name]

@@ -23,7 +23,7 @@ from trioflow.trace.profile.steps import (
     BY_OPTIMIZER,
     WHOLE,
     Span,
-    Step,
+    StepEvents,
     StepTimes,
     count_graphs,
     find_period_ns,
@@ -105,7 +105,7 @@ def import_profile(profile: Profile, execution_trace: str | Path | None, options
     return assemble_trace(seen.operators, facts, ready=seen.ready, file=files[-1])
 
 
-def _describe_run(profile: Profile, step: Step, seen: Observation, options: ImportOptions) -> dict[str, Any]:
+def _describe_run(profile: Profile, step: StepEvents, seen: Observation, options: ImportOptions) -> dict[str, Any]:
     """Return the facts of what ran: the files' own, and where they are silent the options'."""
     source = profile.path
     return {
@@ -134,7 +134,7 @@ def _leave_graphs(profile: Profile, spans: list[Span]) -> tuple[list[Span], list
     return spans, [f"{said}: each is one operator, and what it holds has no shapes"]
 
 
-def _find_first_call(step: Step, times: StepTimes) -> Event | None:
+def _find_first_call(step: StepEvents, times: StepTimes) -> Event | None:
     """Return the driver's call that takes most of the only step, as the first one does, which initialises; else None."""
     waiting = kineto_words("waiting")
     calls = [e for e in step.root.walk() if e.category in LAUNCHES and not e.name.startswith(waiting)]
@@ -144,7 +144,7 @@ def _find_first_call(step: Step, times: StepTimes) -> Event | None:
     return longest if 2 * (longest.end_ns - longest.start_ns) > times.total_ns else None
 
 
-def _find_recorded_memory(profile: Profile, step: Step) -> dict[str, Any] | None:
+def _find_recorded_memory(profile: Profile, step: StepEvents) -> dict[str, Any] | None:
     """Return the most that the device's allocator held in a step [bytes], as the profiler's ``[memory]`` events say."""
     if not step.on_device:
         return None
@@ -159,20 +159,22 @@ def _find_recorded_memory(profile: Profile, step: Step) -> dict[str, Any] | None
     return {"peak_bytes": int(allocated.max()), "reserved_bytes": int(reserved.max())}
 
 
-def _find_times(profile: Profile, sample: Sequence[Span], step: Step) -> StepTimes:
+def _find_times(profile: Profile, sample: Sequence[Span], step: StepEvents) -> StepTimes:
     """Return medians over the steps that ran what the described one did; at least its own times."""
     names, calls = [e.name for e in step.operators], _calls(step)
     alike = (one for span in sample if _calls(one := load_step(profile, span)) == calls)
     return median_times(alike, names) or times_of_step(step)
 
 
-def _calls(step: Step) -> list[Any]:
+def _calls(step: StepEvents) -> list[Any]:
     """Return the shapes of a step's operators, where known, and which launched kernels (with time, unless they were lost)."""
     rows = zip(step.operators, step.launched, strict=True)
     return [(e.details.get("shapes"), bool(kernels)) for e, kernels in rows]
 
 
-def _choose_step(profile: Profile, spans: Sequence[Span], nodes: Sequence[Node] | None) -> tuple[Step, Links | None]:
+def _choose_step(
+    profile: Profile, spans: Sequence[Span], nodes: Sequence[Node] | None
+) -> tuple[StepEvents, Links | None]:
     """Return the step to describe, with its links to the execution trace."""
     chosen = spans[-1]
     if nodes is not None and len(spans) > 1:
@@ -197,7 +199,11 @@ def _count_joined(profile: Profile, span: Span, nodes: Sequence[Node]) -> int:
 
 
 def _check_tensors(
-    step: Step, links: Links | None, nodes: Sequence[Node] | None, profile: Profile, execution_trace: str | Path | None
+    step: StepEvents,
+    links: Links | None,
+    nodes: Sequence[Node] | None,
+    profile: Profile,
+    execution_trace: str | Path | None,
 ) -> None:
     """Refuse files that do not belong together, or mix devices."""
     if links is None or nodes is None:
@@ -226,7 +232,7 @@ def _check_tensors(
         )
 
 
-def _check_marks(profile: Profile, spans: Sequence[Span], step: Step, seen: Observation) -> None:
+def _check_marks(profile: Profile, spans: Sequence[Span], step: StepEvents, seen: Observation) -> None:
     """Say how a profile without marked steps is taken; refuse one that repeats itself."""
     if spans[0].name.startswith(BY_OPTIMIZER):
         seen.notes.append("the profile marks no step: one lasts from optimizer step to optimizer step")
@@ -243,7 +249,7 @@ def _check_marks(profile: Profile, spans: Sequence[Span], step: Step, seen: Obse
         )
 
 
-def _find_step_time(profile: Profile, spans: Sequence[Span], step: Step, times: StepTimes) -> tuple[float, str]:
+def _find_step_time(profile: Profile, spans: Sequence[Span], step: StepEvents, times: StepTimes) -> tuple[float, str]:
     """Return how long a step takes [ns], and by which clock (a key of ``STEP_TIME_SOURCES``).
 
     The host's annotation gives it unless the device runs behind: then the time between two steps'
@@ -262,7 +268,7 @@ def _find_batch(operators: Sequence[ObservedOperator]) -> int | None:
     return first[0].shape[0] if first and len(first[0].shape) == 4 else None
 
 
-def _find_precision(step: Step, operators: Sequence[ObservedOperator]) -> str | None:
+def _find_precision(step: StepEvents, operators: Sequence[ObservedOperator]) -> str | None:
     """Return the precision of the operators that do most of the work.
 
     Kernels that use TF32 carry it in their names; without such a name fp32 and tf32 look alike, and
@@ -280,7 +286,7 @@ def _find_precision(step: Step, operators: Sequence[ObservedOperator]) -> str | 
     return said or None
 
 
-def _find_optimizer(step: Step) -> str:
+def _find_optimizer(step: StepEvents) -> str:
     """Return the optimizer's name as its annotation gives it; ``none`` without one."""
     prefix = kineto_words("optimizer_step")[0]
     for event in step.root.walk():
@@ -310,7 +316,7 @@ def _list_warnings(
     return said
 
 
-def _name_device(profile: Profile, step: Step, options: ImportOptions) -> str:
+def _name_device(profile: Profile, step: StepEvents, options: ImportOptions) -> str:
     """Return the name of the device that a step ran on, from the file and the options.
 
     Devices without the kernels' number (ROCm counts processors too) are it where all have one name;
@@ -338,12 +344,12 @@ def _name_device(profile: Profile, step: Step, options: ImportOptions) -> str:
     return str(options.need("gpu", profile.path, found))
 
 
-def _device_of(step: Step) -> Any:
+def _device_of(step: StepEvents) -> Any:
     """Return the number of the device that a step ran on."""
     return next(k.details.get("device", 0) for ks in step.launched for k in ks)
 
 
-def _listed_name(profile: Profile, step: Step) -> str | None:
+def _listed_name(profile: Profile, step: StepEvents) -> str | None:
     """Return the device's name in the file's header; None where there is none."""
     listed = profile.header.get(kineto_words("devices")[0])
     named = [

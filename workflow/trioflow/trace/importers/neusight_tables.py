@@ -14,7 +14,7 @@ from typing import Any
 from trioflow.base.errors import TraceError
 from trioflow.base.provenance import read_json
 from trioflow.base.units import ms_to_ns
-from trioflow.trace.importers.csv_rows import Column, CsvRow, number, read_rows
+from trioflow.trace.importers.csv_rows import CsvColumn, CsvRow, number, read_rows
 from trioflow.trace.store import MOST_ELEMENTS
 
 DTYPES = {
@@ -49,26 +49,28 @@ def _plain_target(text: str) -> str:
 
 
 COLUMNS = {
-    "op": Column(("op",), f"one of {', '.join(_OPS)}", "|".join(_OPS)),
-    "target": Column(("target",), "a target", read=_plain_target),
-    "inputs": Column(
+    "op": CsvColumn(("op",), f"one of {', '.join(_OPS)}", "|".join(_OPS)),
+    "target": CsvColumn(("target",), "a target", read=_plain_target),
+    "inputs": CsvColumn(
         ("_input_nodes",),
         "a list of nodes such as {a: None}",
         r"\{(?:\w+: None(?:, \w+: None)*)?\}",
         lambda text: tuple(re.findall(r"(\w+): None", text)),
     ),
-    "meta": Column(("meta",), pattern="(?s:.*)", read=_STACK.findall),
-    "input_shapes": Column(
+    "meta": CsvColumn(("meta",), pattern="(?s:.*)", read=_STACK.findall),
+    "input_shapes": CsvColumn(
         ("input_shapes",),
         "a list of shapes such as [[4, 8]]",
         r"\[\s*(?:\[[\d,\s]*\]\s*(?:,\s*\[[\d,\s]*\]\s*)*)?\]",
         lambda text: [tuple(shape) for shape in json.loads(text)],
     ),
-    "output_shape": Column(
+    "output_shape": CsvColumn(
         ("output_shape",), "a shape such as (4, 8)", r"\((?:\d{1,18},|\d{1,18}(?:, \d{1,18})+)?\)", _read_shape
     ),
-    "dtype": Column(("dtype",), f"a known element type: {', '.join(DTYPES)}", "|".join(["", *map(re.escape, DTYPES)])),
-    "Name": Column(("Name",), "the name of a node", r"\w+", once=True),
+    "dtype": CsvColumn(
+        ("dtype",), f"a known element type: {', '.join(DTYPES)}", "|".join(["", *map(re.escape, DTYPES)])
+    ),
+    "Name": CsvColumn(("Name",), "the name of a node", r"\w+", once=True),
     **{name: number(name, highest=_LONGEST_MS) for name in ("fw_latency", "bw_latency", "acc_latency")},
 }
 

@@ -52,7 +52,7 @@ class RankFile:
 
 
 @dataclass(frozen=True)
-class RankTimes:
+class ProfiledTimes:
     """What a rank's profile says of its step; times [s], collectives' with their waiting."""
 
     rank: int
@@ -250,7 +250,7 @@ def _add_execution_traces(found: dict[int, RankFile], traces: Sequence[Path]) ->
     return joined
 
 
-def import_ranks(ranks: Mapping[int, RankFile], options: ImportOptions, folder: str | Path) -> list[RankTimes]:
+def import_ranks(ranks: Mapping[int, RankFile], options: ImportOptions, folder: str | Path) -> list[ProfiledTimes]:
     """Write a trace of every rank, ``FOLDER/rank-N``; all of them or none.
 
     As many ranks are read at a time as there are cores and memory for. Raises TraceError when a file
@@ -273,7 +273,7 @@ def import_ranks(ranks: Mapping[int, RankFile], options: ImportOptions, folder: 
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as name:
         draft, numbers, found = Path(name), sorted(ranks), []
 
-        def write(rank: int) -> tuple[list[str], RankTimes]:
+        def write(rank: int) -> tuple[list[str], ProfiledTimes]:
             steps, trace = _read_rank(ranks[rank], options)
             save_trace(trace, draft / f"rank-{rank}")
             return steps, _summarise(rank, trace)
@@ -320,11 +320,11 @@ def _say_steps(steps: Sequence[str]) -> str:
     return f"{len(steps)} step{'s' * (len(steps) > 1)} ({steps[0]}{' ...' * (len(steps) > 1)})"
 
 
-def _summarise(rank: int, trace: Trace) -> RankTimes:
+def _summarise(rank: int, trace: Trace) -> ProfiledTimes:
     operators, facts = trace.operators, trace.facts
     communicates = operators["kind"] == "collective"
     sent: Sequence[Mapping[str, Any]] = facts.communication or []
-    return RankTimes(
+    return ProfiledTimes(
         rank,
         float(facts.step_time_s),
         ns_to_s(int(operators["device_ns"][~communicates].sum())),

@@ -22,7 +22,7 @@ from trioflow.base.input_files import read_text
 from trioflow.base.provenance import digest_file, stamp
 from trioflow.base.units import ns_to_s
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
-from trioflow.trace.importers.csv_rows import Column, CsvRow, check_cells, whole
+from trioflow.trace.importers.csv_rows import CsvColumn, CsvRow, check_cells, whole
 from trioflow.trace.importers.options import ImportOptions, Reader
 from trioflow.trace.importers.ranks import read_head
 from trioflow.trace.profile.messages import MOST_RANKS
@@ -42,15 +42,15 @@ _COLLECTIVES = {
 _PARTS = ("forward", "input gradient", "weight gradient")
 _LONGEST_NS = 10**15
 _MOST_BYTES = 1 << 50
-_MESSAGE = Column(
+_MESSAGE = CsvColumn(
     ("message",),
     f"NONE or one of {', '.join(_COLLECTIVES)}, with _EP, _DP_EP or nothing",
     f"NONE|({'|'.join(_COLLECTIVES)})(_EP|_DP_EP)?",
     lambda text: "" if text == "NONE" else text,
 )
 _COLUMNS = {
-    "name": Column(("name",)),
-    "dependency": Column(("dependency",)),
+    "name": CsvColumn(("name",)),
+    "dependency": CsvColumn(("dependency",)),
     **{
         f"{part}'s {what}": column
         for part in _PARTS

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trioflow.base.errors import TraceError
 from trioflow.tables import PHASES
-from trioflow.trace.importers.csv_rows import Column, CsvRow, number, read_rows, whole
+from trioflow.trace.importers.csv_rows import CsvColumn, CsvRow, number, read_rows, whole
 from trioflow.trace.store import MOST_ELEMENTS
 
 TRACE_FILE, TENSOR_FILE = "trace.csv", "tensor.csv"
@@ -29,15 +29,15 @@ def _read_numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall("[0-9]+", text)))
 
 
-def _list(title: str, what: str = "a list of whole numbers", sign: str = ";") -> Column:
+def _list(title: str, what: str = "a list of whole numbers", sign: str = ";") -> CsvColumn:
     pattern = rf"\[\s*(?:\d{{1,18}}(?:\s*[{sign}]\s*\d{{1,18}})*)?\s*\]"
-    return Column((title,), f"{what} such as [4{sign[0]} 6{sign[0]} 8]", pattern, _read_numbers)
+    return CsvColumn((title,), f"{what} such as [4{sign[0]} 6{sign[0]} 8]", pattern, _read_numbers)
 
 
 # Each column with its spellings: the published files' own, then the documentation's.
 TRACE_COLUMNS = {
     "id": whole("OperatorID", once=True),
-    "name": Column(("OperatorName",), "a name"),
+    "name": CsvColumn(("OperatorName",), "a name"),
     "inputs": _list("Operator_input"),
     "outputs": _list("Operator_output"),
     "span": number("Operator_cudatime", highest=_LONGEST_US),
@@ -45,22 +45,22 @@ TRACE_COLUMNS = {
     "input_sizes": _list("InputSize"),
     "output_sizes": _list("OutputSize"),
     "gpu": whole("gpuid", alike=True),
-    "stage": Column(("stage",), f"one of {', '.join(PHASES)}", "|".join(PHASES)),
-    "split": Column(("tpflag",), "0 or 1", "0|1", "1".__eq__),
+    "stage": CsvColumn(("stage",), f"one of {', '.join(PHASES)}", "|".join(PHASES)),
+    "split": CsvColumn(("tpflag",), "0 or 1", "0|1", "1".__eq__),
 }
 TENSOR_COLUMNS = {
     "index": whole("Index", once=True, optional=True),
     "id": whole("TensorID"),
     "shape": _list("TensorShape", "a shape", ",;"),
     "elements": whole("TensorNumElement", highest=MOST_ELEMENTS),
-    "elem_bytes": Column(
+    "elem_bytes": CsvColumn(
         ("TensorEachByte",),
         f"the size of an element, {', '.join(map(str, _ELEMENT_BYTES))} bytes",
         "|".join(map(str, _ELEMENT_BYTES)),
         int,
         "only an undefined tensor has 0",
     ),
-    "type": Column(("TensorType",), pattern="(?s:.*)"),
+    "type": CsvColumn(("TensorType",), pattern="(?s:.*)"),
     "storage": whole("TensorStorgeid", "TensorStorageid"),
     "gpu": whole("gpuid", optional=True),
 }

@@ -45,7 +45,7 @@ from trioflow.trace.language.sizes import (
     LIGER,
     LanguageModel,
 )
-from trioflow.trace.workloads.recipe import Recipe, make_tokens, need_size
+from trioflow.trace.workloads.recipe import WorkloadRecipe, make_tokens, need_size
 
 _EPSILON = 1e-6
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -196,7 +196,7 @@ def _drop(x: Tensor, share: float) -> Tensor:
     return torch.native_dropout(x, share, True)[0] if share else x
 
 
-class Attention(nn.Module):  # type: ignore[misc]  # mypy does not read torch
+class DecoderAttention(nn.Module):  # type: ignore[misc]  # mypy does not read torch
     """Causal attention; flash keeps no scores, eager computes them in fp32 as transformers does.
 
     With fused-softmax one kernel scales, masks and normalises the scores in the model's own format. Attention within
@@ -283,7 +283,7 @@ def _find_piece(sequence: int, least: int) -> int:
     return next((n for n in range(least, sequence) if sequence % n == 0), sequence)
 
 
-class LatentAttention(Attention):
+class LatentAttention(DecoderAttention):
     """Attention whose keys and values are made from one latent vector a token, and one rotated key of all heads."""
 
     def _make_projections(self, sizes: LanguageModel) -> None:
@@ -416,13 +416,13 @@ class Experts(nn.Module):  # type: ignore[misc]  # mypy does not read torch
         return out + self.shared(x) if self.sizes.shared_feed_forward else out
 
 
-class Block(nn.Module):  # type: ignore[misc]  # mypy does not read torch
+class DecoderBlock(nn.Module):  # type: ignore[misc]  # mypy does not read torch
     """One layer: attention and feed-forward, each normalised before and added to the residual."""
 
     def __init__(self, sizes: LanguageModel, kernels: Kernels, rotation: Tensor | None, number: int) -> None:
         super().__init__()
         self.input_layernorm = kernels.make_norm(sizes, sizes.hidden)
-        attention = LatentAttention if sizes.latent else Attention
+        attention = LatentAttention if sizes.latent else DecoderAttention
         self.self_attn = attention(sizes, kernels, rotation, 0 if number % 2 else sizes.window)
         self.post_attention_layernorm = kernels.make_norm(sizes, sizes.hidden)
         if number < sizes.dense_layers:
@@ -447,7 +447,7 @@ class Decoder(nn.Module):  # type: ignore[misc]  # mypy does not read torch
         self.embed_tokens = nn.Embedding(sizes.vocabulary, sizes.hidden)
         if sizes.positions == "learned":
             self.embed_positions = nn.Embedding(sizes.longest, sizes.hidden)
-        self.layers = nn.ModuleList(Block(sizes, kernels, rotation, number) for number in range(sizes.layers))
+        self.layers = nn.ModuleList(DecoderBlock(sizes, kernels, rotation, number) for number in range(sizes.layers))
         self.norm = kernels.make_norm(sizes, sizes.hidden)
         self.dropout = sizes.dropout
 
@@ -506,7 +506,7 @@ _SPLIT = {
 """Megatron's cut."""
 
 
-def build_language_model(row: Mapping[str, Any]) -> Recipe:
+def build_language_model(row: Mapping[str, Any]) -> WorkloadRecipe:
     """Build a decoder from a row of a workload.
 
     ``language_model``: a `LanguageModel`'s fields as JSON; ``sequence`` [tokens], ``attention``,
@@ -528,4 +528,4 @@ def build_language_model(row: Mapping[str, Any]) -> Recipe:
     modules = [name for name, _ in model.named_modules()]
     split = {p: k for p, k in _SPLIT.items() if any(fnmatchcase(name, p) for name in modules)}
     make_batch = partial(make_tokens, sequence, sizes.vocabulary)
-    return Recipe(model, make_batch, kernels.measure_loss, units, split)
+    return WorkloadRecipe(model, make_batch, kernels.measure_loss, units, split)

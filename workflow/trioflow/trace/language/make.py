@@ -51,7 +51,7 @@ _DTYPE, _COPIES = "c10::Float8_e4m3fn", 2
 _Row = dict[str, Any]
 
 
-def scale_products(trace: Trace, products: str) -> Trace:
+def cast_products(trace: Trace, products: str) -> Trace:
     """Return the trace of a language model with the products of its blocks' linear layers in FP8.
 
     ``products``: a key of ``PREFIXES``. A linear layer is one that the model's tensor split cuts, or the experts'.
@@ -391,7 +391,7 @@ def _capture(model: LanguageModel, step: LanguageStep) -> Trace:
     if step.fusion == GRADIENTS:
         trace = add_to_main_gradients(trace)
     if products:
-        trace = scale_products(trace, products)
+        trace = cast_products(trace, products)
     if model.layers > captured:
         last = f"{BLOCKS}.{captured - 1}"
         trace = repeat_block(trace, last, model.layers - captured + 1)

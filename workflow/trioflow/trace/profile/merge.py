@@ -53,7 +53,7 @@ from trioflow.trace.profile.kineto import ABSENT, read_profile
 from trioflow.trace.profile.profiler_fields import kineto_words
 from trioflow.trace.profile.steps import (
     ROUNDING_NS,
-    Step,
+    StepEvents,
     StepTimes,
     find_spans,
     load_step,
@@ -68,7 +68,7 @@ _NODE = re.compile(r"\wBackward\d*$")
 """Autograd's nodes, and the events that evaluate them."""
 
 
-def list_doubts(step: Step, links: Links | None, nodes: Sequence[Node] | None) -> list[str]:
+def list_doubts(step: StepEvents, links: Links | None, nodes: Sequence[Node] | None) -> list[str]:
     """Return what in one step's files contradicts the rest, a sentence each; ``links``: each event's node."""
     doubts = [*_doubt_order(step), *_doubt_device(step)]
     if links is not None and nodes is not None:
@@ -76,7 +76,7 @@ def list_doubts(step: Step, links: Links | None, nodes: Sequence[Node] | None) -
     return doubts
 
 
-def count_rounds(step: Step) -> int:
+def count_rounds(step: StepEvents) -> int:
     """Return how often an unmarked step repeats itself: 1 where it shows no repetition.
 
     It does where its operators are the same sequence over and over, to the end, or where its
@@ -127,7 +127,7 @@ def _doubt(found: Sequence[str], what: str) -> list[str]:
     return [f"{len(found)} {what} (first: {found[0]:.60})"] if found else []
 
 
-def _doubt_order(step: Step) -> list[str]:
+def _doubt_order(step: StepEvents) -> list[str]:
     """Doubt operators of the forward pass after backward began, and those that overlap."""
     words = {phase: kineto_words(phase) for phase in ("backward", "optimizer")}
     late, began = [], False
@@ -151,7 +151,7 @@ def _doubt_order(step: Step) -> list[str]:
     ]
 
 
-def _doubt_device(step: Step) -> list[str]:
+def _doubt_device(step: StepEvents) -> list[str]:
     """Doubt launches without a kernel, and kernels that do not follow their launches."""
     calls = [e for e in step.root.walk() if e.category in LAUNCHES]
     kernels = [k for ks in step.launched for k in ks]
@@ -208,7 +208,7 @@ def _doubt_streams(kernels: Sequence[Event], launches: Mapping[int | None, Event
     ]
 
 
-def _doubt_pair(step: Step, links: Links, nodes: Sequence[Node]) -> list[str]:
+def _doubt_pair(step: StepEvents, links: Links, nodes: Sequence[Node]) -> list[str]:
     """Doubt calls that one of the two files lacks or describes otherwise."""
     # Annotations may be the profiler's own.
     calls = [e for e in step.root.walk() if e.category == "cpu_op"]
@@ -293,7 +293,7 @@ class Observation:
     notes: list[str] = field(default_factory=list)
 
 
-def observe_step(step: Step, links: Links | None) -> Observation:
+def observe_step(step: StepEvents, links: Links | None) -> Observation:
     """Describe the operators of a step.
 
     ``step``: the loaded step. ``links``: the execution trace's node of each event; None to take
@@ -416,7 +416,7 @@ def _join_backward(events: Sequence[Event], operators: list[ObservedOperator]) -
                 break
 
 
-def _list_unjoined(step: Step, without_tensors: int) -> list[str]:
+def _list_unjoined(step: StepEvents, without_tensors: int) -> list[str]:
     """Say what could not be joined."""
     said = []
     for kernels, why in (
@@ -431,7 +431,7 @@ def _list_unjoined(step: Step, without_tensors: int) -> list[str]:
     return said
 
 
-def _list_notes(step: Step) -> list[str]:
+def _list_notes(step: StepEvents) -> list[str]:
     """Say what of a step is left out, and what of it is communication."""
     said = []
     if step.earlier:
@@ -445,7 +445,7 @@ def _list_notes(step: Step) -> list[str]:
     return said + ([] if step.on_device else _list_fused(step))
 
 
-def _list_fused(step: Step) -> list[str]:
+def _list_fused(step: StepEvents) -> list[str]:
     """Say how much of a processor's compiled graphs lies in kernels that nobody names."""
     begins = kineto_words("compiled_graph")
     graphs = [event for event in step.root.walk() if event.name.startswith(begins)]
@@ -460,7 +460,7 @@ def _list_fused(step: Step) -> list[str]:
     ]
 
 
-def _describe_communication(step: Step) -> str:
+def _describe_communication(step: StepEvents) -> str:
     """Say how much a step of a parallel run communicates, and how much of it beside compute."""
     count = sum(step.communicates)
     said = f"{count} operators communicate: the trace is of a parallel run"
@@ -474,7 +474,7 @@ def _describe_communication(step: Step) -> str:
     )
 
 
-def coverage_of(step: Step) -> dict[str, Any]:
+def coverage_of(step: StepEvents) -> dict[str, Any]:
     """Return how much of the device's time operators explain.
 
     ``joined_share`` of events' summed time lies in operators; ``span_s``: from each operator's
@@ -587,7 +587,7 @@ def set_times(operators: list[ObservedOperator], times: StepTimes) -> None:
         one.device_ns, one.cpu_ns = int(device_ns), int(cpu_ns)
 
 
-def _choose_times(folder: Path, step: Step, warnings: list[str]) -> StepTimes:
+def _choose_times(folder: Path, step: StepEvents, warnings: list[str]) -> StepTimes:
     """Return the median of the lightly profiled steps, or the single one where they do not fit."""
     light = folder / "kineto_steps.json.gz"
     if light.exists():

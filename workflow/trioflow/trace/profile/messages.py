@@ -16,7 +16,7 @@ from trioflow.trace.assemble import ObservedOperator
 from trioflow.trace.facts import CALLS
 from trioflow.trace.profile.events import LAUNCHES, Event
 from trioflow.trace.profile.profiler_fields import kineto_words, noted_bytes
-from trioflow.trace.profile.steps import ROUNDING_NS, Step
+from trioflow.trace.profile.steps import ROUNDING_NS, StepEvents
 
 _NOTED = {call.noted: call.collective for call in CALLS.values() if call.noted}
 """Collectives as ``record_param_comms`` names them."""
@@ -32,7 +32,7 @@ MOST_RANKS = 1 << 17
 """A number of ranks above this is a broken file's."""
 
 
-def describe_program(header: dict[str, Any], step: Step, operators: Sequence[ObservedOperator]) -> dict[str, Any]:
+def describe_program(header: dict[str, Any], step: StepEvents, operators: Sequence[ObservedOperator]) -> dict[str, Any]:
     """Return the facts ``communication`` and ``program``; none where a message is not understood.
 
     What waits for a message: what ``cuda_sync`` events say; the first operator that uses the memory
@@ -157,7 +157,7 @@ def list_buckets(facts: Mapping[str, Any], operators: Sequence[ObservedOperator]
 class _Clock:
     """When operators ran on the device, as far as kernels are recorded, and what that says of waits."""
 
-    def __init__(self, step: Step, operators: Sequence[ObservedOperator]) -> None:
+    def __init__(self, step: StepEvents, operators: Sequence[ObservedOperator]) -> None:
         self._kernels = step.launched
         limits = [(min(k.start_ns for k in ks), max(k.end_ns for k in ks)) if ks else (0, 0) for ks in step.launched]
         self._start_ns, self._end_ns = np.array(limits, dtype=np.int64).reshape(-1, 2).T
@@ -225,7 +225,7 @@ class _Clock:
 
 
 def find_waits(
-    messages: Sequence[dict[str, Any]], step: Step, operators: Sequence[ObservedOperator]
+    messages: Sequence[dict[str, Any]], step: StepEvents, operators: Sequence[ObservedOperator]
 ) -> list[list[int]]:
     """Return pairs of an operator and the message that it waits for, where no wait is noted and messages have no times."""
     sent = {int(message["op_id"]) for message in messages}

@@ -121,7 +121,7 @@ def _last_kernel_end(profile: Profile, span: Span) -> int | None:
 
 
 @dataclass
-class Step:
+class StepEvents:
     """The events of one step."""
 
     root: Event  # encloses what the host did, backward's thread included
@@ -156,7 +156,7 @@ class Step:
         return any(self.launched)
 
 
-def load_step(profile: Profile, span: Span) -> Step:
+def load_step(profile: Profile, span: Span) -> StepEvents:
     """Return the events of one step, nested and joined to their kernels.
 
     A CUDA graph is one operator, of the call that launches it. Raises TraceError when calls of one
@@ -176,7 +176,7 @@ def load_step(profile: Profile, span: Span) -> Step:
             event.parent = root
             root.children.append(event)
     root.children.sort(key=lambda e: (e.start_ns, -e.end_ns))
-    step = Step(root, outermost_operators(root))
+    step = StepEvents(root, outermost_operators(root))
     step.messages = [e for e in during if e.name.startswith(later)]
     _join_device(profile, span, [e for e in host if e.category in LAUNCHES], step)
     return step
@@ -211,7 +211,7 @@ def _refuse_twice(keys: Iterable[tuple[Any, Event]], what: str, path: Path) -> N
             )
 
 
-def _join_device(profile: Profile, span: Span, launches: Sequence[Event], step: Step) -> None:
+def _join_device(profile: Profile, span: Span, launches: Sequence[Event], step: StepEvents) -> None:
     """Fill in the step's kernels, by the number of their launch."""
     for category in LAUNCHES:
         keys = ((e.correlation, e) for e in launches if e.category == category)
@@ -243,7 +243,7 @@ def _is_earlier(number: int | None, launches: NDArray[np.int64]) -> bool:
     return number is not None and len(launches) > 0 and ABSENT < number < launches[0]
 
 
-def _part_communication(step: Step) -> None:
+def _part_communication(step: StepEvents) -> None:
     """Return what communicates, and what does so within a call that computes its own entry."""
     whole = [calls_collective(event) for event in step.operators]
     streams = communication_streams(
@@ -266,7 +266,7 @@ def _part_communication(step: Step) -> None:
     step.communicates = [row[2] for row in rows]
 
 
-def _join_by_external_id(step: Step, kernels: dict[int, list[Event]]) -> None:
+def _join_by_external_id(step: StepEvents, kernels: dict[int, list[Event]]) -> None:
     """Give kernels without a launch to the operator whose number they carry."""
     if not step.unjoined:
         return
@@ -288,7 +288,7 @@ def _join_by_external_id(step: Step, kernels: dict[int, list[Event]]) -> None:
     step.unjoined = left
 
 
-def _add_loose_launches(step: Step, launches: Sequence[Event], kernels: Mapping[int, list[Event]]) -> None:
+def _add_loose_launches(step: StepEvents, launches: Sequence[Event], kernels: Mapping[int, list[Event]]) -> None:
     """Make operators of the calls that launched kernels outside any operator."""
     owned = {e for operator in step.operators for e in operator.walk()}
     loose = [e for e in launches if e not in owned and kernels.get(e.correlation or ABSENT)]
@@ -297,7 +297,7 @@ def _add_loose_launches(step: Step, launches: Sequence[Event], kernels: Mapping[
         step.operators = sorted([*step.operators, *loose], key=lambda e: (e.start_ns, -e.end_ns))
 
 
-def _add_unjoined(step: Step) -> None:
+def _add_unjoined(step: StepEvents) -> None:
     """Put kernels without a launch behind the operator whose kernels started last before them."""
     for kernel in step.unjoined:
         starts = [kernels[0].start_ns if kernels else None for kernels in step.launched]
@@ -384,7 +384,7 @@ class StepTimes:
         )
 
 
-def times_of_step(step: Step) -> StepTimes:
+def times_of_step(step: StepEvents) -> StepTimes:
     """Return the times of one profiled step's operators.
 
     Where the step ran on a device, an operator's device time is its share of the device's busy time
@@ -413,7 +413,7 @@ def times_of_step(step: Step) -> StepTimes:
     )
 
 
-def _times_on_device(step: Step) -> StepTimes:
+def _times_on_device(step: StepEvents) -> StepTimes:
     """Return the times of a step whose operators launch kernels."""
     waits = _waits(step)
     host, reached = [], step.root.start_ns
@@ -438,7 +438,7 @@ def _times_on_device(step: Step) -> StepTimes:
     )
 
 
-def _waits(step: Step) -> list[tuple[int, int]]:
+def _waits(step: StepEvents) -> list[tuple[int, int]]:
     """Return when the host waited for the device: in synchronising calls, in copies to the host."""
     copied = {
         kernel.correlation
@@ -455,7 +455,7 @@ def _waits(step: Step) -> list[tuple[int, int]]:
     )
 
 
-def median_times(steps: Iterable[Step], names: list[str]) -> StepTimes | None:
+def median_times(steps: Iterable[StepEvents], names: list[str]) -> StepTimes | None:
     """Return each operator's median over those steps, taken one at a time, that ran ``names`` in order; none without one."""
     times = [times_of_step(step) for step in steps if [e.name for e in step.operators] == names]
     if not times:

@@ -47,7 +47,7 @@ from trioflow.trace.workloads.configured import build_configured, import_transfo
 from trioflow.trace.workloads.precision import MainWeights, Precision, check_optimizer, choose_precision
 from trioflow.trace.workloads.recipe import (
     FUNCTIONS,
-    Recipe,
+    WorkloadRecipe,
     build_torchvision,
     build_user_model,
     make_tokens,
@@ -78,7 +78,7 @@ class Architecture:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedModel:
     """A published model: its architecture and what differs from the configuration's defaults."""
 
     architecture: str
@@ -154,11 +154,11 @@ _ARCHITECTURES = {
     "t5": Architecture("T5Config", "T5ForConditionalGeneration", ("num_layers", "num_decoder_layers"), _T5),
 }
 
-MODELS = {name: Published(**fields) for name, fields in read_own_records("trace/workloads/build").items()}
+MODELS = {name: PublishedModel(**fields) for name, fields in read_own_records("trace/workloads/build").items()}
 """The models' own configurations as published beside their weights; defaults are not repeated."""
 
 
-def build_transformers(row: Mapping[str, Any]) -> Recipe:
+def build_transformers(row: Mapping[str, Any]) -> WorkloadRecipe:
     """Build a model of transformers (a key of `MODELS`) with random weights.
 
     ``sequence`` [tokens]; ``layers`` where the depth is not the published one, in each half of an
@@ -200,10 +200,10 @@ def build_transformers(row: Mapping[str, Any]) -> Recipe:
     split = {p: k for p, k in kind.tensor_split.items() if filter_names(names, p)}
     if not kind.blocks:
         make_batch = partial(_make_translations, sequence, int(config.vocab_size))
-        return Recipe(model, make_batch, mean_cross_entropy, tensor_split=split)
+        return WorkloadRecipe(model, make_batch, mean_cross_entropy, tensor_split=split)
     make_batch = partial(make_tokens, sequence, int(config.vocab_size))
     units, make_unit = _cut_chain(model, kind)
-    return Recipe(model, make_batch, mean_cross_entropy, units, split, make_unit)
+    return WorkloadRecipe(model, make_batch, mean_cross_entropy, units, split, make_unit)
 
 
 def _make_translations(sequence: int, vocabulary: int, batch: int, seed: int, device: str = "cpu") -> tuple[Any, Any]:
@@ -295,7 +295,7 @@ class LoraLinear(nn.Module):
         return out.to(result.dtype)
 
 
-def adapt_model(recipe: Recipe, row: Mapping[str, Any], dtype: torch.dtype | None) -> None:
+def adapt_model(recipe: WorkloadRecipe, row: Mapping[str, Any], dtype: torch.dtype | None) -> None:
     """Give a model the adapters that its row asks for, and freeze what trains nothing.
 
     ``lora``: rank of the adapters; ``lora_targets``: names of linear layers, with commas, or ``all-linear`` (all but
@@ -385,7 +385,7 @@ class Embedding(nn.Module):
         return self.norm(self.token(tokens) + self.position(positions))
 
 
-class Attention(nn.Module):
+class ShardedAttention(nn.Module):
     """Self-attention whose head count follows its (possibly sharded) weight."""
 
     def __init__(self, sizes: _TransformerSizes) -> None:
@@ -404,14 +404,14 @@ class Attention(nn.Module):
         return self.projection(mixed.transpose(1, 2).reshape(batch, sequence, -1))
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """One layer: normalisation before (GPT-2) or after (BERT) each half; inside it is four times as wide."""
 
     def __init__(self, sizes: _TransformerSizes) -> None:
         super().__init__()
         self.norm_before = sizes.causal
         self.norm1 = nn.LayerNorm(sizes.hidden)
-        self.attention = Attention(sizes)
+        self.attention = ShardedAttention(sizes)
         self.norm2 = nn.LayerNorm(sizes.hidden)
         self.feed_forward = _chain_modules(
             up=nn.Linear(sizes.hidden, 4 * sizes.hidden),
@@ -439,7 +439,7 @@ def _make_transformer(sizes: _TransformerSizes) -> nn.Module:
     transform = nn.Identity() if sizes.causal else nn.Sequential(nn.Linear(hidden, hidden), nn.GELU())
     return _chain_modules(
         embedding=Embedding(sizes),
-        blocks=nn.Sequential(*(Block(sizes) for _ in range(sizes.layers))),
+        blocks=nn.Sequential(*(TransformerBlock(sizes) for _ in range(sizes.layers))),
         head=_chain_modules(
             transform=transform, norm=nn.LayerNorm(hidden), vocabulary=nn.Linear(hidden, sizes.vocabulary, bias=False)
         ),
@@ -455,7 +455,7 @@ _TRANSFORMER_SPLIT = {
 
 
 @dataclass(kw_only=True)
-class Workload(Recipe):
+class Workload(WorkloadRecipe):
     """A model with what one training step of it needs: what its family made of a row, and the row."""
 
     name: str  # name of the configuration row
@@ -501,7 +501,7 @@ def build_workload(row: Mapping[str, Any], seed: int = 0, device: str | None = N
     return Workload(**vars(recipe), name=name, row=row, precision=precision)
 
 
-def _build_transformer(row: Mapping[str, Any]) -> Recipe:
+def _build_transformer(row: Mapping[str, Any]) -> WorkloadRecipe:
     numbers = {k: need_size(row, k) for k in ("hidden", "layers", "heads", "vocabulary", "sequence")}
     if numbers["hidden"] % numbers["heads"]:
         raise InputError(
@@ -514,10 +514,10 @@ def _build_transformer(row: Mapping[str, Any]) -> Recipe:
 
     make_batch = partial(make_tokens, sizes.sequence, sizes.vocabulary)
     model = _make_transformer(sizes).train()
-    return Recipe(model, make_batch, mean_cross_entropy, units, dict(_TRANSFORMER_SPLIT))
+    return WorkloadRecipe(model, make_batch, mean_cross_entropy, units, dict(_TRANSFORMER_SPLIT))
 
 
-_BUILDERS: dict[str, Callable[[Mapping[str, Any]], Recipe]] = {
+_BUILDERS: dict[str, Callable[[Mapping[str, Any]], WorkloadRecipe]] = {
     "torchvision": build_torchvision,
     "transformer": _build_transformer,
     "transformers": build_transformers,

@@ -27,7 +27,13 @@ from torch import Tensor, nn
 from trioflow.base.errors import InputError, how_to_install, suggest
 from trioflow.base.provenance import read_own_records
 from trioflow.trace.language.sizes import USUAL_SEQUENCE
-from trioflow.trace.workloads.recipe import Recipe, define_missing_operators, make_images, make_tokens, read_size
+from trioflow.trace.workloads.recipe import (
+    WorkloadRecipe,
+    define_missing_operators,
+    make_images,
+    make_tokens,
+    read_size,
+)
 
 ATTENTION = "trioflow_unmasked_sdpa"
 """Name under which the attention without masks is made known to transformers."""
@@ -77,7 +83,7 @@ def instantiate(library: ModuleType, name: str, config: Any) -> nn.Module:
     return model.float().train()
 
 
-def build_configured(row: Mapping[str, Any]) -> Recipe:
+def build_configured(row: Mapping[str, Any]) -> WorkloadRecipe:
     """Build the network of ``config`` (JSON text) with its own inputs and loss.
 
     ``sequence`` [tokens, or samples of sound] where the configuration does not settle it; with ``whole`` every block
@@ -100,12 +106,12 @@ def build_configured(row: Mapping[str, Any]) -> Recipe:
     return _describe(row, model, inputs, _list_notes(model, kind, content, inputs, sequence, asked))
 
 
-def _describe(row: Mapping[str, Any], model: nn.Module, inputs: Mapping[str, Any], notes: list[str]) -> Recipe:
+def _describe(row: Mapping[str, Any], model: nn.Module, inputs: Mapping[str, Any], notes: list[str]) -> WorkloadRecipe:
     """Return a network with what it reads and learns from, of which equal blocks are left out."""
     parameters = sum(p.numel() for p in model.parameters())
     stacks = _find_stacks(model)
     repeats = {} if row.get("whole") else _fold(model, stacks)
-    return Recipe(
+    return WorkloadRecipe(
         model.train(),
         partial(_make_batch, model, inputs),
         _own_loss,

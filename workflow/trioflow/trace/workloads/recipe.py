@@ -1,6 +1,6 @@
 """Recipes of workloads: model, data and loss, of torchvision and of a user's own.
 
-What every kind of workload hands to the door: a `Recipe` of model, data and loss.
+What every kind of workload hands to the door: a `WorkloadRecipe` of model, data and loss.
 
 Convolutional networks of torchvision, and where a pipeline can cut them.
 
@@ -54,7 +54,7 @@ _WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no"
 
 
 @dataclass
-class Recipe:
+class WorkloadRecipe:
     """A model with its data, its loss and the places where it can be cut."""
 
     model: nn.Module  # whole model, in training mode; on the CPU unless it was built elsewhere
@@ -150,7 +150,7 @@ FUNCTIONS: dict[str, Callable[[], nn.Module]] = {
 """Steps between modules that a network takes by calling a function."""
 
 
-def build_torchvision(row: Mapping[str, Any]) -> Recipe:
+def build_torchvision(row: Mapping[str, Any]) -> WorkloadRecipe:
     """Build a network of torchvision (``model``, ``image_size``) with random weights.
 
     Raises InputError when there is no such network, or its cuts are not known here.
@@ -165,7 +165,7 @@ def build_torchvision(row: Mapping[str, Any]) -> Recipe:
     size = need_size(row, "image_size")
     model: nn.Module = models.get_model(chosen, weights=None, num_classes=CLASSES).train()
     make_batch = partial(make_images, (3, size, size), CLASSES)
-    return Recipe(model, make_batch, mean_cross_entropy, _UNITS[_kind_of(chosen)](model))
+    return WorkloadRecipe(model, make_batch, mean_cross_entropy, _UNITS[_kind_of(chosen)](model))
 
 
 def _kind_of(name: str) -> str:
@@ -247,7 +247,7 @@ SIZES = (INPUT, "image_size", "sequence", "hidden", "layers", "heads", "vocabula
 PARTS = ("model", "make_batch", "loss")
 
 
-def build_user_model(row: Mapping[str, Any]) -> Recipe:
+def build_user_model(row: Mapping[str, Any]) -> WorkloadRecipe:
     """Import and call the user's function and check what it returns.
 
     ``row``: ``model`` is ``module:function``. Raises InputError when it does not import, is not
@@ -346,7 +346,7 @@ def _reason(error: Exception) -> str:
     return f" ({type(error).__name__}{place}: {words})"
 
 
-def _describe_plain(label: str, model: nn.Module, row: Mapping[str, Any], takes_row: bool) -> Recipe:
+def _describe_plain(label: str, model: nn.Module, row: Mapping[str, Any], takes_row: bool) -> WorkloadRecipe:
     shape, sequence = _read_shape(row), read_size(row, "sequence")
     vocabulary = read_size(row, "vocabulary")
     if (shape is None) == (sequence is None or vocabulary is None):
@@ -370,7 +370,7 @@ def _describe_plain(label: str, model: nn.Module, row: Mapping[str, Any], takes_
             )
         return outputs.float().square().mean()
 
-    return Recipe(model.train(), partial(make_images, shape, 1) if shape else tokens, loss)
+    return WorkloadRecipe(model.train(), partial(make_images, shape, 1) if shape else tokens, loss)
 
 
 def _read_shape(row: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -387,7 +387,7 @@ def _read_shape(row: Mapping[str, Any]) -> tuple[int, ...] | None:
     return tuple(map(int, parts))
 
 
-def _describe_object(label: str, made: Any) -> Recipe:
+def _describe_object(label: str, made: Any) -> WorkloadRecipe:
     missing = [part for part in PARTS if not hasattr(made, part)]
     if missing:
         raise InputError(
@@ -415,7 +415,7 @@ def _describe_object(label: str, made: Any) -> Recipe:
             raise InputError(f"{label}: loss does not return one number as a tensor")
         return value
 
-    return Recipe(made.model.train(), make_batch, loss, units, split)
+    return WorkloadRecipe(made.model.train(), make_batch, loss, units, split)
 
 
 def _check_structure(label: str, model: nn.Module, units: Mapping[str, list[str]], split: Mapping[str, str]) -> None:
