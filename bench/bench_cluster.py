@@ -26,7 +26,7 @@ from trioflow import tables
 from trioflow.base.provenance import read_json, write_json
 from trioflow.report.pages import write_markdown, write_percent, write_time
 from trioflow.sweeps.description import load_sweep
-from trioflow.sweeps.workshop import TABLE, choose_size, cut_chunks, make_frame
+from trioflow.sweeps.scenarios import TABLE, choose_size, cut_chunks, make_frame
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs"))
 

@@ -24,8 +24,8 @@ from trioflow.hardware.platform import load_platform
 from trioflow.parallel.plan import make_plan
 from trioflow.prediction.assembly import predict
 from trioflow.sweeps.description import load_sweep
+from trioflow.sweeps.scenarios import PredictionCache
 from trioflow.sweeps.search import search_plans
-from trioflow.sweeps.workshop import Workshop
 
 ROOT = Path(__file__).resolve().parents[1]
 CORES, CHUNK = 2, 1500
@@ -68,8 +68,8 @@ def describe_sweep() -> dict[str, Any]:
 def load_kernels() -> None:
     """Let the compiled engine be compiled and kept."""
     platform = load_platform("dgx-a100", 2)
-    workshop = Workshop()
-    times = workshop.time_operators("resnet50-b128", platform.device.name)
+    cache = PredictionCache()
+    times = cache.time_operators("resnet50-b128", platform.device.name)
     predict(times, make_plan(2), platform, engine="compiled", interval=False)
 
 
@@ -125,9 +125,9 @@ def bench_sweep() -> Iterator[Row]:
 
 def bench_search() -> Iterator[Row]:
     """Time a search over thousands of plans, in a process that has searched: loading and predicting anew."""
-    found = search_plans(Workshop(), **SEARCHED)
+    found = search_plans(PredictionCache(), **SEARCHED)
     begin_s = time.perf_counter()
-    search_plans(Workshop(), **SEARCHED)
+    search_plans(PredictionCache(), **SEARCHED)
     wall_s = time.perf_counter() - begin_s
     yield Row(
         f"search of {found.outlined} plans of GPT-2 on {SEARCHED['ranks']} ranks",

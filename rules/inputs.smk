@@ -102,7 +102,7 @@ def sweep_description(wildcards):
 
 def sweep_plan(wildcards):
     """The files, shipped ones apart, that each chunk of a sweep needs, by its digest."""
-    from trioflow.sweeps.workshop import plan_sweep
+    from trioflow.sweeps.scenarios import plan_sweep
 
     return plan_sweep(SWEEPS[wildcards.sweep], config["sweeps"]["chunk"])
 

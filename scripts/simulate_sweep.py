@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trioflow.base.job_log import log_job
-from trioflow.sweeps.workshop import simulate_sweep
+from trioflow.sweeps.scenarios import simulate_sweep
 
 with log_job(snakemake.log[0]):
     simulate_sweep(

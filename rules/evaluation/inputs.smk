@@ -35,7 +35,7 @@ def scenario_description(wildcards):
 
 def scenario_files(wildcards):
     """The files that the scenarios need, those that ship apart."""
-    from trioflow.sweeps.workshop import list_sweep_files
+    from trioflow.sweeps.scenarios import list_sweep_files
 
     return list_sweep_files(FIGURE_SCENARIOS[wildcards.prediction])
 

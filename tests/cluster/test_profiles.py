@@ -8,7 +8,7 @@ import pytest
 from cluster_project import ROOT, ClusterProject
 from trioflow.sweeps.description import load_sweep
 from trioflow.sweeps.figures import collect_sweep
-from trioflow.sweeps.workshop import cut_chunks, simulate_sweep
+from trioflow.sweeps.scenarios import cut_chunks, simulate_sweep
 
 pytestmark = pytest.mark.slow
 

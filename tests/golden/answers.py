@@ -31,7 +31,7 @@ import trioflow
 from trioflow.base.errors import TrioflowError
 from trioflow.cli.main import main
 from trioflow.sweeps.description import load_sweep
-from trioflow.sweeps.workshop import cut_chunks, simulate_sweep
+from trioflow.sweeps.scenarios import cut_chunks, simulate_sweep
 
 FOLDERS = ("..", "../unit", "../unit/parallel", "../unit/trace/importers")
 sys.path += [str(Path(__file__).parent / folder) for folder in FOLDERS]

@@ -13,7 +13,7 @@ from captured import make_once
 from project_copy import Project, copy_project
 from test_run import wait_for
 from trioflow.sweeps.figures import collect_sweep
-from trioflow.sweeps.workshop import simulate_sweep
+from trioflow.sweeps.scenarios import simulate_sweep
 
 SWEEP = """\
 description: a small sweep

@@ -28,7 +28,7 @@ from trioflow.network.collectives import CollectiveCost, CollectivePlanner
 from trioflow.network.routing import Router
 from trioflow.parallel.plan import named_plan
 from trioflow.prediction.assembly import predict
-from trioflow.sweeps.workshop import Workshop
+from trioflow.sweeps.scenarios import PredictionCache
 
 SIZE = 256e6
 
@@ -113,7 +113,7 @@ def test_steps_plans_and_files_follow_it(tmp_path: Path, capsys, monkeypatch) ->
     with pytest.raises(ZeroDivisionError):
         main(["search", "gpt2-tiny-b8", "--ranks", "16", "--platform", "p5-h100", *words])
     assert searched == {"inter_node_bandwidth": "1e9", "inter_node_latency_s": 1e-4, "inter_node_bytes": None}
-    platform = Workshop(inter_node=asked).load_platform("p5-h100", 16)
+    platform = PredictionCache(inter_node=asked).load_platform("p5-h100", 16)
     assert platform.links == open_platform(path, 16).links
     alone = named_plan("ddp", 8)
     inside, same = (predict("gpt2-tiny-b8", alone, "p5-h100", **more) for more in (asked, {}))

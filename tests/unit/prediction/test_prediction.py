@@ -17,8 +17,8 @@ from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.question import CLOSED_FORM, Options
 from trioflow.sweeps.description import fill_values
+from trioflow.sweeps.scenarios import PredictionCache
 from trioflow.sweeps.search import search_plans
-from trioflow.sweeps.workshop import Workshop
 from trioflow.trace.store import find_trace, load_trace
 
 TRACE, PLATFORM = "gpt2-tiny-b8", "cpu2-gloo"
@@ -55,10 +55,10 @@ def test_the_command_and_python_give_the_same_dictionary(capsys, words, plan, as
 
 
 def test_search_and_sweeps_give_the_prediction_of_the_plan():
-    plan, workshop = named_plan("ddp", 2), Workshop()
+    plan, cache = named_plan("ddp", 2), PredictionCache()
     told = predict(TRACE, plan, PLATFORM, batch=16)
-    row = search_plans(workshop, TRACE, PLATFORM, 2, 16, plans=[plan]).ranking[0]
-    swept = Workshop().predict(0, fill_values({"trace": TRACE, "platform": PLATFORM, "data": 2}))
+    row = search_plans(cache, TRACE, PLATFORM, 2, 16, plans=[plan]).ranking[0]
+    swept = PredictionCache().predict(0, fill_values({"trace": TRACE, "platform": PLATFORM, "data": 2}))
     for key in ("step_time_s", "low_s", "high_s", "peak_memory_bytes"):
         assert row[key] == swept[key] == getattr(told, key)
     assert swept["confidence"] == told.confidence

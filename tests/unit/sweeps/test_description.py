@@ -33,7 +33,7 @@ from trioflow.sweeps.description import (
     resolve_plan,
 )
 from trioflow.sweeps.figures import collect_sweep, read_chunk
-from trioflow.sweeps.workshop import (
+from trioflow.sweeps.scenarios import (
     _FIRST,
     JOBS,
     SIMULATED_ONLY,

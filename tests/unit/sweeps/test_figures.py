@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 from trioflow.sweeps.description import fill_values
 from trioflow.sweeps.figures import MOST_PANELS, draw_memory, draw_throughput, name_kinds, plot_sweep
-from trioflow.sweeps.workshop import make_frame
+from trioflow.sweeps.scenarios import make_frame
 
 
 def make_rows(*given: dict[str, object]) -> pd.DataFrame:

@@ -25,6 +25,7 @@ from trioflow.parallel.memory.peak import DOUBTED, LIKELY, count_outside, load_s
 from trioflow.parallel.plan import make_plan, vary_plan
 from trioflow.prediction.assembly import predict
 from trioflow.sweeps import search
+from trioflow.sweeps.scenarios import PredictionCache
 from trioflow.sweeps.search import Candidate, Found, Variants, _simulate_best, join_found, search_plans
 from trioflow.sweeps.search_space import (
     FATES,
@@ -42,7 +43,6 @@ from trioflow.sweeps.search_space import (
     own_deviation,
     probability_faster,
 )
-from trioflow.sweeps.workshop import Workshop
 from trioflow.trace.store import load_trace
 
 TRACE = "gpt2-tiny-b8"
@@ -57,8 +57,8 @@ SMALL = Space(
 
 
 @pytest.fixture(scope="module")
-def workshop() -> Workshop:
-    return Workshop()
+def cache() -> PredictionCache:
+    return PredictionCache()
 
 
 def test_degrees_are_all_products_of_the_ranks() -> None:
@@ -97,14 +97,14 @@ def test_a_batch_that_does_not_divide_is_refused_and_counted() -> None:
     assert any("6 does not divide into 4 replica" in reason for reason in fates.list_reasons("fsdp"))
 
 
-def test_what_became_of_every_plan_is_counted(workshop: Workshop, tmp_path: Path) -> None:
+def test_what_became_of_every_plan_is_counted(cache: PredictionCache, tmp_path: Path) -> None:
     """Of each kind: those refused, too large, slower by their estimate and shown are all that there are."""
     fates = Fates()
     all_plans = list(enumerate_plans(load_trace(TRACE), 8, 128, Space(), fates))
     refused = sum(fates.list_reasons().values())
     assert any("more than 64 micro-batches" in reason for reason in fates.list_reasons())
     machine = str(small_machine(tmp_path, 1.5e9))
-    found = search_plans(workshop, TRACE, machine, 8, 128, top=2)
+    found = search_plans(cache, TRACE, machine, 8, 128, top=2)
     rows = {row["family"]: row for row in found.fates.list_families()}
     for row in rows.values():
         assert row["plans"] == sum(row[fate] for fate in FATES) > 0
@@ -133,10 +133,10 @@ def test_interleaved_stages_share_the_model_evenly_and_grow_by_half() -> None:
     assert {plan.stages_per_rank for plan in plans if plan.pipeline == 2} == {2, 3, 6}
 
 
-def test_the_best_of_the_full_simulation_is_found(workshop: Workshop) -> None:
+def test_the_best_of_the_full_simulation_is_found(cache: PredictionCache) -> None:
     """With every plan simulated in full, none is faster than what the search put first."""
-    few = search_plans(workshop, TRACE, "dgx-a100", 8, 64, top=3, space=SMALL)
-    every = search_plans(workshop, TRACE, "dgx-a100", 8, 64, top=1000, space=SMALL)
+    few = search_plans(cache, TRACE, "dgx-a100", 8, 64, top=3, space=SMALL)
+    every = search_plans(cache, TRACE, "dgx-a100", 8, 64, top=1000, space=SMALL)
     assert len(every.ranking) == every.estimated > len(few.ranking) >= 3
     best = [row["step_time_s"] for row in every.ranking]
     assert best == sorted(best)
@@ -165,33 +165,33 @@ def small_machine(folder: Path, memory_bytes: float) -> Path:
     return file
 
 
-def test_plans_that_do_not_fit_are_dropped_with_the_reason(workshop: Workshop, tmp_path: Path) -> None:
+def test_plans_that_do_not_fit_are_dropped_with_the_reason(cache: PredictionCache, tmp_path: Path) -> None:
     plans = [make_plan(4), make_plan(4, sharding="fsdp"), make_plan(1, 1, 4, "1f1b", 4)]
-    whole = search_plans(workshop, TRACE, "dgx-a100", 4, 64, plans=plans)
+    whole = search_plans(cache, TRACE, "dgx-a100", 4, 64, plans=plans)
     peaks = sorted(row["peak_memory_bytes"] for row in whole.ranking)
     outside = predict(TRACE, plans[0], "dgx-a100", batch=64).step.outside_bytes
     assert outside == count_outside([4])
     needs = sorted(predict(TRACE, plan, "dgx-a100", batch=64).step.needed_bytes for plan in plans)
     room = (needs[0] + needs[1]) / 2 / load_survival().find_limit(LIKELY, 1.0) + outside
-    found = search_plans(workshop, TRACE, str(small_machine(tmp_path, room)), 4, 64, plans=plans)
+    found = search_plans(cache, TRACE, str(small_machine(tmp_path, room)), 4, 64, plans=plans)
     assert [row["peak_memory_bytes"] for row in found.ranking] == peaks[:1]
     assert len(found.dropped) == 2
     for entry in found.dropped:
         assert entry["fit_probability"] < LIKELY and entry["needed_bytes"] > outside
         assert "% likely to fit" in entry["reason"] and entry["plan_text"]
-    nothing = search_plans(workshop, TRACE, str(small_machine(tmp_path, 2e8)), 4, 64, plans=plans)
+    nothing = search_plans(cache, TRACE, str(small_machine(tmp_path, 2e8)), 4, 64, plans=plans)
     assert nothing.ranking == [] and len(nothing.dropped) == 3
 
 
-def test_a_plan_that_may_not_fit_stands_behind_the_others(workshop: Workshop, tmp_path: Path) -> None:
+def test_a_plan_that_may_not_fit_stands_behind_the_others(cache: PredictionCache, tmp_path: Path) -> None:
     """It more likely fits than not, but less than one would bet a run on."""
     plans = [make_plan(4), make_plan(4, recompute="full")]
-    fast, slow = search_plans(workshop, TRACE, "dgx-a100", 4, 64, plans=plans).ranking
+    fast, slow = search_plans(cache, TRACE, "dgx-a100", 4, 64, plans=plans).ranking
     assert fast["peak_memory_bytes"] > slow["peak_memory_bytes"] and not fast["crowded"]
     needed_bytes = predict(TRACE, plans[0], "dgx-a100", batch=64).step.needed_bytes
     room = needed_bytes / load_survival().find_limit(0.7, 1.0) + count_outside([4])
     tight = str(small_machine(tmp_path, room))
-    found = search_plans(workshop, TRACE, tight, 4, 64, plans=plans)
+    found = search_plans(cache, TRACE, tight, 4, 64, plans=plans)
     assert [row["crowded"] for row in found.ranking] == [False, True]
     assert found.ranking[1]["expected_s"] < found.ranking[0]["expected_s"]
     told = predict(TRACE, plans[0], tight, batch=64)
@@ -229,19 +229,19 @@ BUCKETS = (1 << 18, 1 << 20, 1 << 22, 100 << 20)
 
 
 @pytest.mark.parametrize("platform", ["cpu2-gloo", "dgx-a100"])
-def test_a_plan_is_shown_once_with_its_best_bucket_size(workshop: Workshop, platform: str) -> None:
+def test_a_plan_is_shown_once_with_its_best_bucket_size(cache: PredictionCache, platform: str) -> None:
     """Simulated one by one, no other bucket size is better, and those called alike are."""
     plans = [
         vary_plan(make_plan(2, sharding=sharding), bucket_bytes=size, first_bucket_bytes=size)
         for sharding in ("none", "zero1")
         for size in BUCKETS
     ]
-    found = search_plans(workshop, TRACE, platform, 2, 16, plans=plans)
+    found = search_plans(cache, TRACE, platform, 2, 16, plans=plans)
     assert found.estimated == len(plans) and {r["sharding"] for r in found.ranking} == {"none", "zero1"}
     assert len(found.ranking) == 2
     for row in found.ranking:
         alone = {
-            plan.bucket_bytes: search_plans(workshop, TRACE, platform, 2, 16, plans=[plan]).ranking[0]
+            plan.bucket_bytes: search_plans(cache, TRACE, platform, 2, 16, plans=[plan]).ranking[0]
             for plan in plans
             if plan.sharding == row["sharding"]
         }
@@ -273,11 +273,11 @@ def test_other_bucket_sizes_are_told_in_words() -> None:
     assert describe_rest({**row, "sharding": "fsdp"}) == describe_rest({**row, "data": 1}) == ""
 
 
-def test_a_plan_that_does_not_fit_is_dropped_with_all_its_bucket_sizes(workshop: Workshop, tmp_path: Path) -> None:
+def test_a_plan_that_does_not_fit_is_dropped_with_all_its_bucket_sizes(cache: PredictionCache, tmp_path: Path) -> None:
     plans = [vary_plan(make_plan(2), bucket_bytes=size) for size in BUCKETS]
-    whole = search_plans(workshop, TRACE, "dgx-a100", 2, 16, plans=plans)
+    whole = search_plans(cache, TRACE, "dgx-a100", 2, 16, plans=plans)
     machine = str(small_machine(tmp_path, whole.ranking[0]["peak_memory_bytes"] - 1))
-    found = search_plans(workshop, TRACE, machine, 2, 16, plans=plans)
+    found = search_plans(cache, TRACE, machine, 2, 16, plans=plans)
     assert found.ranking == [] and len(found.dropped) == len(plans)
 
 
@@ -344,11 +344,11 @@ def test_numbers_of_ranks_are_read_once_each() -> None:
         read_ranks("8,,16")
 
 
-def test_draws_decide_the_order_where_they_are_asked_for(workshop: Workshop) -> None:
+def test_draws_decide_the_order_where_they_are_asked_for(cache: PredictionCache) -> None:
     plans = [make_plan(data=4), make_plan(pipeline=4, micro_batches=4, schedule="1f1b")]
     asked = {"plans": plans, "top": 2}
-    steady = search_plans(workshop, TRACE, "dgx-h100", 4, 64, **asked)
-    found = search_plans(workshop, TRACE, "dgx-h100", 4, 64, draws=40, seed=2, **asked)
+    steady = search_plans(cache, TRACE, "dgx-h100", 4, 64, **asked)
+    found = search_plans(cache, TRACE, "dgx-h100", 4, 64, draws=40, seed=2, **asked)
     assert all("first_faster_drawn" not in row for row in steady.ranking)
     assert found.estimate_error == steady.estimate_error
     told = [
@@ -368,11 +368,11 @@ def test_the_command_says_how_often_the_first_wins_by_drift(capsys: pytest.Captu
 
 
 def test_plans_tried_ahead_on_other_cores_are_those_tried_in_turn(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+    cache: PredictionCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that is found, warnings and refusals too, whichever process looked at a plan."""
     monkeypatch.setattr(search, "Ahead", partial(Ahead, worth_s=0.0))
-    one, several = (search_plans(workshop, TRACE, "dgx-a100", 4, 32, top=3, space=SMALL, jobs=jobs) for jobs in (1, 2))
+    one, several = (search_plans(cache, TRACE, "dgx-a100", 4, 32, top=3, space=SMALL, jobs=jobs) for jobs in (1, 2))
     assert one == several and len(one.ranking) > 3
     assert not multiprocessing.active_children()
 

@@ -8,9 +8,9 @@ from trioflow.cli.main import main
 from trioflow.cli.search import format_ranking
 from trioflow.prediction.assembly import predict
 from trioflow.sweeps.description import PLAN_COLUMNS, fill_values, load_sweep, read_assumptions
+from trioflow.sweeps.scenarios import PredictionCache
 from trioflow.sweeps.search import search
 from trioflow.sweeps.search_space import Space, choose_space
-from trioflow.sweeps.workshop import Workshop
 
 CONFIG = {
     "model_type": "llama",
@@ -140,12 +140,12 @@ def test_scenarios_of_a_sweep_are_what_predict_answers(folder, tmp_path):
     file.write_text(
         json.dumps({"description": "language models", "defaults": same, "list": [*rows, {"precision": "fp5"}]})
     )
-    sweep, workshop = load_sweep(file), Workshop()
+    sweep, cache = load_sweep(file), PredictionCache()
     for number, step in enumerate(asked):
-        row = workshop.predict(number, sweep.scenarios[number])
+        row = cache.predict(number, sweep.scenarios[number])
         expected = predict(str(folder), "fsdp", "dgx-h100", ranks=16, batch=32, **step)
         names = ("step_time_s", "low_s", "high_s", "peak_memory_bytes")
         assert [row[name] for name in names] == [getattr(expected, name) for name in names] and row["status"] == "ok"
-    assert "fp5" in workshop.predict(3, sweep.scenarios[3])["reason"]
+    assert "fp5" in cache.predict(3, sweep.scenarios[3])["reason"]
     with pytest.raises(InputError, match="semicolons between"):
         read_assumptions(fill_values({**same, "slow_ranks": "one twice"}))

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +16,9 @@ from trioflow.parallel.reference import predict_operator_times
 from trioflow.parallel.schedules.build import build_schedule
 from trioflow.prediction.assembly import choose_collectives
 from trioflow.prediction.question import load_traces
+from trioflow.sweeps.scenarios import PredictionCache
 from trioflow.sweeps.step_estimate import _count_held, _list_buckets, _order, _play, estimate_step
 from trioflow.sweeps.unit_costs import MessageTimes, UnitCosts, list_groups
-from trioflow.sweeps.workshop import Workshop
 
 TRACE = "gpt2-tiny-b8"
 PLANS = [
@@ -54,18 +54,18 @@ def without_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def workshop() -> Workshop:
-    return Workshop(interval=False)
+def cache() -> PredictionCache:
+    return PredictionCache(interval=False)
 
 
 @pytest.fixture(scope="module")
-def costs_on(workshop: Workshop) -> Callable[[str, int], UnitCosts]:
+def costs_on(cache: PredictionCache) -> Callable[[str, int], UnitCosts]:
     known: dict[tuple[str, int], UnitCosts] = {}
 
     def make(platform: str, ranks: int) -> UnitCosts:
         if (platform, ranks) not in known:
-            machine = workshop.load_platform(platform, ranks)
-            times = workshop.time_operators(TRACE, machine.device.name)
+            machine = cache.load_platform(platform, ranks)
+            times = cache.time_operators(TRACE, machine.device.name)
             known[platform, ranks] = UnitCosts(times, machine, choose_collectives(machine))
         return known[platform, ranks]
 
@@ -74,13 +74,13 @@ def costs_on(workshop: Workshop) -> Callable[[str, int], UnitCosts]:
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.plan}-{plan.schedule}-{plan.recompute}-{plan.pieces}")
 def test_an_estimate_is_near_the_full_simulation(
-    workshop: Workshop, costs_on: Callable[[str, int], UnitCosts], plan: Plan
+    cache: PredictionCache, costs_on: Callable[[str, int], UnitCosts], plan: Plan
 ) -> None:
     costs = costs_on("dgx-a100", plan.ranks)
     step = estimate_step(costs, plan, 32)
-    times = workshop.time_operators(TRACE, costs.platform.device.name)
-    _, graph = workshop.build_graph(times, [TRACE, "", ""], plan, 32, costs.platform)
-    told = workshop.simulate(workshop.prepare(times, graph, costs.platform, interval=False))
+    times = cache.time_operators(TRACE, costs.platform.device.name)
+    _, graph = cache.build_graph(times, [TRACE, "", ""], plan, 32, costs.platform)
+    told = cache.simulate(cache.prepare(times, graph, costs.platform, interval=False))
     # A tenth of a small model's step on A100s is messages, whose turns an estimate only sums up.
     assert step.time_s == pytest.approx(told.step_time_s, rel=0.09)
     assert 0 < step.least_bytes <= graph.metadata.peak_memory_bytes
@@ -91,31 +91,31 @@ def test_an_estimate_is_near_the_full_simulation(
     [make_plan(8), make_plan(8, accumulate=4), make_plan(8, sharding="fsdp"), make_plan(8, sharding="zero1")],
     ids=lambda plan: f"{plan.plan}-{plan.pieces}",
 )
-def test_what_gradients_take_is_in_the_estimate(workshop: Workshop, plan: Plan) -> None:
+def test_what_gradients_take_is_in_the_estimate(cache: PredictionCache, plan: Plan) -> None:
     """Of a small batch on a GPU, copies into buckets, sums and updates are a large part."""
-    machine = workshop.load_platform("dgx-a100", 8)
-    times = workshop.time_operators("resnet50-b128", machine.device.name)
+    machine = cache.load_platform("dgx-a100", 8)
+    times = cache.time_operators("resnet50-b128", machine.device.name)
     step = estimate_step(UnitCosts(times, machine, choose_collectives(machine)), plan, 64)
-    _, graph = workshop.build_graph(times, ["resnet50-b128", "", ""], plan, 64, machine)
-    told = workshop.simulate(workshop.prepare(times, graph, machine, interval=False))
+    _, graph = cache.build_graph(times, ["resnet50-b128", "", ""], plan, 64, machine)
+    told = cache.simulate(cache.prepare(times, graph, machine, interval=False))
     assert step.time_s == pytest.approx(told.step_time_s, rel=0.05)
 
 
 def test_collectives_that_block_computing_are_added_up(
-    workshop: Workshop, costs_on: Callable[[str, int], UnitCosts]
+    cache: PredictionCache, costs_on: Callable[[str, int], UnitCosts]
 ) -> None:
     costs = costs_on("cpu2-gloo", 2)
     assert costs.platform.communication_on_compute_stream
     plan = make_plan(2)
-    times = workshop.time_operators(TRACE, costs.platform.device.name)
-    _, graph = workshop.build_graph(times, [TRACE, "", ""], plan, 16, costs.platform)
-    told = workshop.simulate(workshop.prepare(times, graph, costs.platform, interval=False))
+    times = cache.time_operators(TRACE, costs.platform.device.name)
+    _, graph = cache.build_graph(times, [TRACE, "", ""], plan, 16, costs.platform)
+    told = cache.simulate(cache.prepare(times, graph, costs.platform, interval=False))
     step = estimate_step(costs, plan, 16)
     assert step.time_s == pytest.approx(told.step_time_s, rel=0.15)
 
 
 def test_equal_operators_are_asked_for_once_and_get_the_models_own_times(
-    workshop: Workshop, costs_on: Callable[[str, int], UnitCosts]
+    cache: PredictionCache, costs_on: Callable[[str, int], UnitCosts]
 ) -> None:
     costs = costs_on("dgx-h100", 2)
     costs.prepare([make_plan(2), make_plan(1, 2), make_plan(2, accumulate=4)], 16)
@@ -147,9 +147,9 @@ def test_groups_of_experts_are_consecutive_places_of_the_data_degree() -> None:
     assert list_groups(handed_on, "experts in a domain") == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_groups_that_share_a_way_out_slow_each_other(workshop: Workshop) -> None:
+def test_groups_that_share_a_way_out_slow_each_other(cache: PredictionCache) -> None:
     """Four cards of a node and one NIC: four data-parallel rings at once take four times as long as one."""
-    machine = workshop.load_platform("a10x16-4nodes", 16)
+    machine = cache.load_platform("a10x16-4nodes", 16)
     messages = MessageTimes(machine, None)
     size = 10**9
     together = messages.data_s(make_plan(4, 4), "all_reduce", size)
@@ -197,14 +197,14 @@ SHARED = {"sharding": "fsdp", "sequence_parallel": True, "vocabulary_parallel": 
 
 
 @pytest.fixture(scope="module")
-def llama() -> Callable[[str], Workshop]:
+def llama() -> Callable[[str], PredictionCache]:
     """Llama 8 B, as FSDP2 or Megatron-LM trains it."""
     pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")
 
-    @cache
-    def make(recipe: str) -> Workshop:
+    @lru_cache
+    def make(recipe: str) -> PredictionCache:
         step = {"sequence": 8192, "precision": recipe}
-        return Workshop({"trace": load_traces("llama-3.1-8b", **step)}, interval=False)
+        return PredictionCache({"trace": load_traces("llama-3.1-8b", **step)}, interval=False)
 
     return make
 
@@ -229,17 +229,17 @@ def llama() -> Callable[[str], Workshop]:
     ids=lambda value: value if isinstance(value, str) else f"{value.plan}-{value.pieces}",
 )
 def test_messages_that_computing_cannot_hide_are_in_the_estimate(
-    recipe: str, plan: Plan, llama: Callable[[str], Workshop]
+    recipe: str, plan: Plan, llama: Callable[[str], PredictionCache]
 ) -> None:
     """Between nodes, where a unit's parameters arrive later than it could run, and inside one."""
-    workshop = llama(recipe)
-    machine = workshop.load_platform("dgx-h100", plan.ranks)
-    times = workshop.time_operators("trace", machine.device.name)
+    cache = llama(recipe)
+    machine = cache.load_platform("dgx-h100", plan.ranks)
+    times = cache.time_operators("trace", machine.device.name)
     plan = fit_framework(plan, times.traces[0])
     costs = UnitCosts(times, machine, choose_collectives(machine))
     estimated = estimate_step(costs, plan, 128)
-    _, graph = workshop.build_graph(times, ["trace", "", ""], plan, 128, machine)
-    told = workshop.simulate(workshop.prepare(times, graph, machine, interval=False))
+    _, graph = cache.build_graph(times, ["trace", "", ""], plan, 128, machine)
+    told = cache.simulate(cache.prepare(times, graph, machine, interval=False))
     assert estimated.time_s == pytest.approx(told.step_time_s, rel=0.07)
     assert 0 < estimated.least_bytes <= graph.metadata.peak_memory_bytes
 
@@ -260,13 +260,13 @@ def test_buckets_are_filled_one_after_the_other(costs_on, size, first) -> None:
 @pytest.mark.parametrize("sharding", ["fsdp", "zero2"])
 @pytest.mark.parametrize(("schedule", "micro_batches"), [("1f1b", 16), ("interleaved", 16), ("interleaved", 8)])
 def test_a_sharded_pipeline_holds_whole_gradients_and_parameters_at_least(
-    schedule: str, micro_batches: int, sharding: str, llama: Callable[[str], Workshop]
+    schedule: str, micro_batches: int, sharding: str, llama: Callable[[str], PredictionCache]
 ) -> None:
     """A search would else build and time hundreds of plans that have no room."""
-    workshop, plan = llama("megatron-bf16"), make_plan(4, 1, 4, schedule, micro_batches, sharding=sharding)
-    machine = workshop.load_platform("dgx-h100", plan.ranks)
-    times = workshop.time_operators("trace", machine.device.name)
+    cache, plan = llama("megatron-bf16"), make_plan(4, 1, 4, schedule, micro_batches, sharding=sharding)
+    machine = cache.load_platform("dgx-h100", plan.ranks)
+    times = cache.time_operators("trace", machine.device.name)
     costs = UnitCosts(times, machine, choose_collectives(machine))
-    _, graph = workshop.build_graph(times, ["trace", "", ""], plan, 64, machine)
+    _, graph = cache.build_graph(times, ["trace", "", ""], plan, 64, machine)
     share = estimate_step(costs, plan, 64).least_bytes / graph.metadata.peak_memory_bytes
     assert 0.8 < share <= 1

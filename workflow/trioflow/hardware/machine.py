@@ -166,7 +166,7 @@ class DeviceSheet:
         text = f"no prediction reads {', '.join(unread)} of the device sheet {self.name}: peak rates say the rest, and links are the platform's"
         return [text] if unread else []
 
-    @property
+    @cached_property
     def is_shipped(self) -> bool:
         """Whether it is one of trioflow's own, unchanged."""
         return self.name in list_devices() and self == _shipped(self.name)

@@ -23,7 +23,7 @@ from trioflow.base.provenance import stamp
 from trioflow.base.units import format_time
 from trioflow.report import charts, style
 from trioflow.sweeps.description import load_sweep
-from trioflow.sweeps.workshop import OK, OUT_OF_MEMORY, TABLE, Chunk, cut_chunks, written
+from trioflow.sweeps.scenarios import OK, OUT_OF_MEMORY, TABLE, Chunk, cut_chunks, written
 
 KINDS = {
     "one rank": style.GREY,

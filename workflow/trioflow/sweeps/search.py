@@ -38,6 +38,7 @@ from trioflow.prediction.assembly import choose_collectives, prepare_step
 from trioflow.prediction.breakdown import describe_rates, describe_run
 from trioflow.prediction.question import SORTS, STEP_WORDS, Options, Traces, count_samples, resolve
 from trioflow.sweeps.description import PLAN_COLUMNS
+from trioflow.sweeps.scenarios import PredictionCache
 from trioflow.sweeps.search_space import (
     ASSUMPTION,
     Fates,
@@ -52,7 +53,6 @@ from trioflow.sweeps.search_space import (
 )
 from trioflow.sweeps.step_estimate import estimate_step
 from trioflow.sweeps.unit_costs import UnitCosts
-from trioflow.sweeps.workshop import Workshop
 from trioflow.trace.store import pipeline_units
 
 if TYPE_CHECKING:
@@ -303,20 +303,20 @@ def search(
             raise InputError(f"--{flag} {value} is not positive")
     recipes = _list_recipes(step.get("precision"))
     name = platform.name if isinstance(platform, Platform) else str(platform)
-    workshop = Workshop(
+    cache = PredictionCache(
         {str(recipe): traces for recipe in recipes},
         {name: platform},
         steps={str(recipe): _name_step(recipe, language) for recipe in recipes},
         routing=read_routing(routing, seed),
         inter_node=inter_node,
     )
-    facts = workshop.load_traces(str(recipes[0]))[0].facts
+    facts = cache.load_traces(str(recipes[0]))[0].facts
     batch = facts.batch * max(counts) if batch is None else batch
     all_found = [
         join_found(
             [
                 search_plans(
-                    workshop,
+                    cache,
                     str(recipe),
                     name,
                     count,
@@ -328,7 +328,7 @@ def search(
                     draws=draws,
                     seed=seed,
                     jobs=jobs,
-                    space=choose_space(workshop.load_traces(str(recipe))[0].facts, recipe in data_parallel),
+                    space=choose_space(cache.load_traces(str(recipe))[0].facts, recipe in data_parallel),
                 )
                 for recipe in recipes
             ],
@@ -390,7 +390,7 @@ def _summarize(all_found: Sequence[Found], ranking: list[dict[str, Any]], column
 
 
 def search_plans(
-    workshop: Workshop,
+    cache: PredictionCache,
     trace: str,
     platform: str,
     ranks: int,
@@ -406,7 +406,7 @@ def search_plans(
     seed: int = 0,
     jobs: int = 1,
 ) -> Found:
-    """Return the best plans for a model on a number of ranks; trace and platform by their names in the workshop.
+    """Return the best plans for a model on a number of ranks; trace and platform by their names in the cache.
 
     ``top`` are simulated at least; the others' arguments are as for ``search``. Raises InputError when no plan fits,
     numbers are not positive, or nothing can be read.
@@ -419,11 +419,11 @@ def search_plans(
     if ranks < 1 or batch < 1 or top < 1:
         raise InputError(f"{ranks} ranks, a batch of {batch}, {top} plans: all must be positive")
     watch = watch or (lambda done, all_plans, doing: None)
-    machine = workshop.load_platform(platform, ranks)
+    machine = cache.load_platform(platform, ranks)
     models, drawn = (cost_model, override), Options(draws=draws, seed=seed)
-    one = _Search(workshop, machine, models, trace, batch, top, watch, drawn)
+    one = _Search(cache, machine, models, trace, batch, top, watch, drawn)
     if plans is None:
-        first = workshop.load_traces(trace)[0]
+        first = cache.load_traces(trace)[0]
         one.found.left_out = (space or Space()).list_left_out()
         plans = list(enumerate_plans(first, ranks, batch, space or Space(), one.found.fates))
     groups = group_variants(one.estimate(plans))
@@ -444,7 +444,7 @@ class _Search:
 
     def __init__(
         self,
-        workshop: Workshop,
+        cache: PredictionCache,
         machine: Platform,
         models: tuple[str, str],
         trace: str,
@@ -453,10 +453,10 @@ class _Search:
         watch: Watch,
         drawn: Options,
     ) -> None:
-        self.workshop, self.machine = workshop, machine
+        self.cache, self.machine = cache, machine
         self.models = (models[0] or find_own_model(machine) or "", models[1])
         self.trace = trace
-        self.times = times = workshop.time_operators(trace, machine.device.described, *self.models)
+        self.times = times = cache.time_operators(trace, machine.device.described, *self.models)
         self.batch, self.watch = batch, watch
         self.most_tried, self.tried = FURTHER * top, 0
         self.options = drawn
@@ -468,7 +468,7 @@ class _Search:
         """Return the times of a trace that ``predict`` starts from; ``times``, which plans are estimated by, are of one batch."""
         samples = count_samples(plan, self.batch)
         device = self.machine.device.described
-        return self.workshop.time_operators(self.trace, device, *self.models, samples)
+        return self.cache.time_operators(self.trace, device, *self.models, samples)
 
     def estimate(self, plans: Sequence[Plan]) -> list[Candidate]:
         """Return the plans that may fit the memory, the fastest estimate first."""
@@ -511,7 +511,7 @@ class _Search:
 
     def try_best(self, variants: Variants) -> _Trial:
         """Simulate the best of some variants in full, if it fits the memory."""
-        workshop, plan = self.workshop, variants.best.plan
+        cache, plan = self.cache, variants.best.plan
         try:
             times = self.time_exactly(plan)
             step = prepare_step(resolve(times, plan, self.machine, batch=self.batch, options=self.options))
@@ -519,12 +519,12 @@ class _Search:
             return _Trial(0, None, error)
         if step.fits_memory is False:
             return _Trial(step.wanted_bytes, step.fit_probability)
-        result = workshop.simulate(step)
+        result = cache.simulate(step)
         highest = step.graph.metadata.uncertainty.compute[1]
         slower = step.replace_options(interval=False, compute_scale=highest, draws=0)
         time_s, draws = result.step_time_s, result.draws
         ranked_s = time_s if draws is None else draws.expected_s
-        compute_log = math.log(workshop.simulate(slower).step_time_s / time_s)
+        compute_log = math.log(cache.simulate(slower).step_time_s / time_s)
         rest_log = max(math.log(result.high_s / time_s) - compute_log, 0.0)
         likely = step.fit_probability
         row = {

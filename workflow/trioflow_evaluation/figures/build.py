@@ -21,7 +21,7 @@ from trioflow.prediction.answer import predict_step
 from trioflow.prediction.assembly import build_graph
 from trioflow.report import style
 from trioflow.sweeps.description import load_sweep, resolve_batch, resolve_plan
-from trioflow.sweeps.workshop import OK, Workshop, list_chunk_files, make_frame
+from trioflow.sweeps.scenarios import OK, PredictionCache, list_chunk_files, make_frame
 from trioflow.tables import records
 
 from trioflow_evaluation.drawing import draw_lines
@@ -375,8 +375,8 @@ def make_figure(name: str, files: Files, plans: Sequence[Mapping[str, Any]], tar
 def predict_scenarios(description: str | Path, target: str | Path) -> pd.DataFrame:
     """Predict every scenario of a sweep's description, and write ``tables.SWEEP_RESULTS``; InputError where it is wrong."""
     sweep = load_sweep(description)
-    workshop = Workshop(sweep.traces, sweep.platforms, interval=sweep.interval)
-    rows = [workshop.predict(number, values) for number, values in enumerate(sweep.scenarios)]
+    cache = PredictionCache(sweep.traces, sweep.platforms, interval=sweep.interval)
+    rows = [cache.predict(number, values) for number, values in enumerate(sweep.scenarios)]
     frame = make_frame(rows)
     files = list_chunk_files(sweep, range(len(sweep.scenarios)))
     tables.write_table(frame, "sweep_results", target, stamp([description, *files]))
@@ -393,30 +393,28 @@ def time_simulations(description: str | Path, target: str | Path, repeats: int =
     In one warm process: starting and loading do not count; extrapolation is timed apart.
     """
     sweep = load_sweep(description)
-    workshop = Workshop(sweep.traces, sweep.platforms, interval=sweep.interval)
+    cache = PredictionCache(sweep.traces, sweep.platforms, interval=sweep.interval)
     rows = [
-        _time_scenario(workshop, values, repeats)
-        for values in sweep.scenarios
-        if workshop.predict(0, values)["status"] == OK
+        _time_scenario(cache, values, repeats) for values in sweep.scenarios if cache.predict(0, values)["status"] == OK
     ]
     frame = pd.DataFrame(rows, columns=SIMULATOR_TIMES.names)
     tables.write_table(frame, "simulator times", target, stamp([description]), SIMULATOR_TIMES)
     return frame
 
 
-def _time_scenario(workshop: Workshop, values: dict[str, Any], repeats: int) -> dict[str, Any]:
+def _time_scenario(cache: PredictionCache, values: dict[str, Any], repeats: int) -> dict[str, Any]:
     """Return a row of ``SIMULATOR_TIMES``."""
-    traces = workshop.load_traces(values["trace"])
+    traces = cache.load_traces(values["trace"])
     plan = resolve_plan(values)
     batch = resolve_batch(values, plan, traces[0].facts.batch)
-    platform = workshop.load_platform(values["platform"], plan.ranks)
-    times = workshop.time_operators(values["trace"], platform.device.name)
+    platform = cache.load_platform(values["platform"], plan.ranks)
+    times = cache.time_operators(values["trace"], platform.device.name)
     built_s, walls_s = [], []
     for _ in range(repeats + 1):
         began_s = time.perf_counter()
         graph = build_graph(times, plan, batch=batch, host=platform.host)
         halfway_s = time.perf_counter()
-        prediction = predict_step(workshop.prepare(times, graph, platform, interval=False))
+        prediction = predict_step(cache.prepare(times, graph, platform, interval=False))
         walls_s.append(time.perf_counter() - halfway_s)
         built_s.append(halfway_s - began_s)
     walls_s = walls_s[1:]

@@ -19,7 +19,7 @@ from trioflow.base.provenance import atomic_path
 from trioflow.report import style
 from trioflow.report.figures import busy_time
 from trioflow.sweeps.description import PLAN_COLUMNS
-from trioflow.sweeps.workshop import OK
+from trioflow.sweeps.scenarios import OK
 from trioflow.tables import records
 
 from trioflow_evaluation.figures.catalogue import PAPER, PIPELINE, SINGLE, find_family, name_plan, read_short_plan

@@ -31,7 +31,7 @@ from trioflow.base.experiments import load_workloads
 from trioflow.base.provenance import PACKAGE
 from trioflow.report import style
 from trioflow.sweeps.description import fill_values
-from trioflow.sweeps.workshop import Workshop, make_frame
+from trioflow.sweeps.scenarios import PredictionCache, make_frame
 from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace, load_trace, save_trace
 from trioflow.trace.workloads.catalog import CATALOG
@@ -73,7 +73,7 @@ def list_degrees() -> list[tuple[int, int, int]]:
 
 def predict_distsim(scales: tuple[float, ...] = _SCALES) -> pd.DataFrame:
     """Return the plans' steps: rows of ``tables.SWEEP_RESULTS``, 15 for each speed of the network."""
-    workshop = Workshop()
+    cache = PredictionCache()
     rows: list[dict[str, Any]] = []
     for scale in scales:
         for tensor, pipeline, data in list_degrees():
@@ -89,7 +89,7 @@ def predict_distsim(scales: tuple[float, ...] = _SCALES) -> pd.DataFrame:
             }
             if pipeline > 1:
                 given |= {"schedule": "1f1b", "micro_batches": BATCH // data}
-            rows.append(workshop.predict(len(rows), fill_values(given)))
+            rows.append(cache.predict(len(rows), fill_values(given)))
     return make_frame(rows)
 
 
@@ -158,7 +158,7 @@ def predict_throughput(
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         save_trace(build_shapes(), folder)
-        workshop = Workshop({BLOCKS.name: [folder]}, interval=False)
+        cache = PredictionCache({BLOCKS.name: [folder]}, interval=False)
         for count in counts:
             given = {
                 "trace": BLOCKS.name,
@@ -172,7 +172,7 @@ def predict_throughput(
                 "vocabulary_parallel": True,
                 "recompute": "full",
             }
-            rows.append(workshop.predict(len(rows), fill_values(given)))
+            rows.append(cache.predict(len(rows), fill_values(given)))
     return make_frame(rows)
 
 

@@ -24,7 +24,7 @@ from trioflow.measure.records import RECORDED_EVENTS, STEP_MARKS
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.sweeps.description import fill_values
-from trioflow.sweeps.workshop import OK, PREDICTED, make_frame
+from trioflow.sweeps.scenarios import OK, PREDICTED, make_frame
 from trioflow_evaluation.distsim.page import (
     CAPTIONS,
     build_distsim_page,

@@ -7,7 +7,7 @@ import pandas as pd
 from trioflow import tables
 from trioflow.base.experiments import Plan
 from trioflow.sweeps.description import fill_values
-from trioflow.sweeps.workshop import make_frame
+from trioflow.sweeps.scenarios import make_frame
 from trioflow_evaluation.tables import EVIDENCE
 
 PLANS = [

@@ -35,7 +35,7 @@ from trioflow import tables
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.settings import list_descriptions
 from trioflow.sweeps.description import fill_values, load_sweep
-from trioflow.sweeps.workshop import Workshop, list_sweep_files
+from trioflow.sweeps.scenarios import PredictionCache, list_sweep_files
 from trioflow.tables import to_arrow, validate
 from trioflow_evaluation.figures.build import (
     SCHEMAS,
@@ -523,7 +523,7 @@ def test_scenarios_are_predicted_as_a_sweep_predicts_them(tmp_path: Path) -> Non
     again = tables.read_table(tmp_path / "two.parquet", "sweep_results")
     assert frame["status"].tolist() == ["ok", "ok", "infeasible"]
     given = fill_values({"trace": "gpt2-tiny-b8", "platform": "dgx-a100", "tensor": 2})
-    assert again["step_time_s"][1] == Workshop().predict(0, given)["step_time_s"]
+    assert again["step_time_s"][1] == PredictionCache().predict(0, given)["step_time_s"]
     rows = list_predicted_rows([tmp_path / "two.parquet"], label="{trace} at {batch}")
     assert [row["plan"] for row in rows] == ["single", "TP", "TP"]
     assert rows[2]["predicted_s"] is None and "does not divide" in rows[2]["reason"]
@@ -636,7 +636,7 @@ def test_every_step_is_timed_and_told_with_its_events(tmp_path: Path) -> None:
     frame = tables.read_table(tmp_path / "times.parquet", "times", schema=SIMULATOR_TIMES)
     row = frame.iloc[0]
     given = fill_values({"trace": "gpt2-tiny-b8", "platform": "dgx-a100", "tensor": 2})
-    expected = Workshop().predict(0, given)
+    expected = PredictionCache().predict(0, given)
     assert (row["step_s"], row["events"]) == (expected["step_time_s"], expected["events"])
     assert (row["family"], row["ranks"], row["repeats"]) == ("TP", 2, 2)
     assert 0 < row["wall_low_s"] <= row["wall_s"] <= row["wall_high_s"] and row["build_s"] > 0

@@ -8,7 +8,7 @@ import pytest
 from trioflow import tables
 from trioflow.base.errors import InputError, TableError
 from trioflow.sweeps.description import fill_values
-from trioflow.sweeps.workshop import make_frame
+from trioflow.sweeps.scenarios import make_frame
 from trioflow_evaluation.studies import hop, wafer
 from trioflow_evaluation.studies.distsim import BEST, WORST, list_degrees
 from trioflow_evaluation.studies.page import CAPTIONS, FIGURES, STUDIES, build_study_page

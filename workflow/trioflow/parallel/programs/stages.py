@@ -156,7 +156,7 @@ class StageWorks:
         mine = [n * (stage in at) for n, at in zip(sizes, self.placed, strict=True)]
         owners, here = find_owners(self.trace).of_operator, set(work.optimizer)
         for op_id, parameters in owners.items():
-            stages = frozenset[int]().union(*(self.placed[index] for index in parameters))
+            stages = frozenset[int]().union(*map(self.placed.__getitem__, parameters))
             if len(stages) > 1:
                 (here.add if stage in stages else here.discard)(op_id)
         work.optimizer = sorted(here)

@@ -76,7 +76,7 @@ PREDICTED = (
 """What a prediction adds to a row; absent where nothing is simulated."""
 
 
-class Workshop(Derives):
+class PredictionCache(Derives):
     """Traces, platforms, cost models and graphs, each loaded or built once.
 
     A file that cannot be read raises TrioflowError at the first scenario that needs it; a scenario's own fault goes
@@ -300,18 +300,18 @@ def simulate_sweep(description: str | Path, digest: str, target: str | Path, siz
 
 def _predict_chunk(sweep: Sweep, chunk: Chunk) -> pd.DataFrame:
     """Return the rows of a chunk, numbered from 0; says on standard output how far it has come."""
-    workshop = Workshop(sweep.traces, sweep.platforms, interval=sweep.interval)
+    cache = PredictionCache(sweep.traces, sweep.platforms, interval=sweep.interval)
     began_s = reported_s = time.monotonic()
     rows = []
     count = len(chunk.numbers)
     print(f"sweep {sweep.name}, chunk {chunk.digest}: {count} scenarios", flush=True)
     for place, values in enumerate(sweep.scenarios[list(chunk.numbers)]):
-        rows.append(workshop.predict(place, values))
+        rows.append(cache.predict(place, values))
         now_s = time.monotonic()
         if now_s - reported_s >= _REPORT_EVERY_S or place + 1 == count:
             reported_s = now_s
             print(
-                f"{place + 1} of {count} scenarios, {workshop.graphs} graphs, "
+                f"{place + 1} of {count} scenarios, {cache.graphs} graphs, "
                 f"{sum(row['status'] != OK for row in rows)} without a time, "
                 f"after {format_time(now_s - began_s)}",
                 flush=True,
@@ -401,14 +401,13 @@ def cut_chunks(sweep: Sweep, size: int = 0) -> list[Chunk]:
         follows |= rank[order[1:]] != rank[order[:-1]]
     # Places behind the last scenario of each graph
     ends = np.flatnonzero(follows) + 1
+    graphs = [[values[name] for name in _GRAPH] for values in scenarios[order[ends - 1].tolist()]]
     chunks: list[Chunk] = []
     first = 0
     while first < len(order):
         last = min(first + size, len(order))
         low, high = np.searchsorted(ends, [first + (size + 1) // 2, last])
-        for end in ends[low:high]:
-            values = scenarios[order[end - 1]]
-            key = [values[name] for name in _GRAPH]
+        for end, key in zip(ends[low:high], graphs[low:high], strict=True):
             if hashlib.sha256(json.dumps(key).encode()).digest()[0] < 32:
                 last = int(end)
                 break

@@ -13,15 +13,15 @@ from trioflow.cli import main
 from trioflow.costmodel.device_times import number_rows, rescale_distinct
 from trioflow.costmodel.uncertainty import AnchoredModel, StepAnchor
 from trioflow.sweeps.description import fill_values
-from trioflow.sweeps.workshop import INFEASIBLE, OK, OUT_OF_MEMORY, Workshop, draw_scales
+from trioflow.sweeps.scenarios import INFEASIBLE, OK, OUT_OF_MEMORY, PredictionCache, draw_scales
 from trioflow.trace.store import load_trace
 
 TRACE = "gpt2-tiny-b8"
 ONE = {"trace": TRACE, "platform": "cpu2-gloo"}
 
 
-def predict(given: Mapping[str, Any], workshop: Workshop | None = None) -> dict[str, Any]:
-    return (workshop or Workshop()).predict(0, fill_values({**ONE, **given}))
+def predict(given: Mapping[str, Any], cache: PredictionCache | None = None) -> dict[str, Any]:
+    return (cache or PredictionCache()).predict(0, fill_values({**ONE, **given}))
 
 
 @pytest.mark.parametrize(
@@ -76,27 +76,27 @@ def test_what_cannot_be_is_a_row_with_the_reason(tmp_path: Path) -> None:
 
 def test_what_no_scenario_can_mend_stops_the_job(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no trace here"):
-        predict({"trace": "own"}, Workshop({"own": [str(tmp_path)]}))
+        predict({"trace": "own"}, PredictionCache({"own": [str(tmp_path)]}))
     with pytest.raises(PlatformError, match="no such file"):
-        predict({"platform": "own"}, Workshop({}, {"own": str(tmp_path / "own.yaml")}))
+        predict({"platform": "own"}, PredictionCache({}, {"own": str(tmp_path / "own.yaml")}))
 
 
 def test_graphs_and_predictions_are_shared_where_they_are_equal() -> None:
-    workshop = Workshop(interval=False)
+    cache = PredictionCache(interval=False)
     given = {"ranks": 4, "platform": "dgx-a100"}
-    rows = [predict({**given, "communication_scale": scale}, workshop) for scale in (1.0, 1000.0, 1.0)]
-    assert workshop.graphs == 1
+    rows = [predict({**given, "communication_scale": scale}, cache) for scale in (1.0, 1000.0, 1.0)]
+    assert cache.graphs == 1
     assert rows[0] == rows[2] and rows[1]["step_time_s"] > rows[0]["step_time_s"]
     assert rows[0]["low_s"] is None, "no interval was asked for"
-    predict({**given, "ranks": 8}, workshop)
-    assert workshop.graphs == 2
+    predict({**given, "ranks": 8}, cache)
+    assert cache.graphs == 2
 
 
 def test_rows_do_not_depend_on_what_came_before() -> None:
     given = [{"ranks": 2, "tensor": 2}, {"ranks": 2}, {"ranks": 2, "batch": 4}, {"ranks": 1}]
-    together = Workshop()
+    together = PredictionCache()
     ahead = [predict(one, together) for one in given]
-    together = Workshop()
+    together = PredictionCache()
     back = [predict(one, together) for one in reversed(given)]
     alone = [predict(one) for one in given]
     assert ahead == back[::-1] == alone
