@@ -16,6 +16,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import find_traits
@@ -428,12 +430,13 @@ def apply_factors(graph: TaskGraph, factors: Sequence[Factors]) -> TaskGraph:
 
     Copies of gradients and tasks of no phase, bound by memory and host, take the optimizer's.
     """
-    tasks = graph.tasks.copy()
-    known = tasks["phase"].isin(PHASES) & (tasks["kind"] != "memcpy")
-    phases = tasks["phase"].where(known, "optimizer")
-    scale = [factors[rank][phase] for rank, phase in zip(tasks["rank"], phases, strict=True)]
-    tasks["duration_s"] = tasks["duration_s"] * scale
-    return TaskGraph(tasks, graph.dependencies, graph.metadata)
+    tasks = graph.task_columns
+    by_phase = np.array([[of_rank[phase] for phase in PHASES] for of_rank in factors])
+    phase = np.full(tasks.rows, PHASES.index("optimizer"))
+    for place, name in enumerate(PHASES):
+        phase[tasks["phase"].isin([name]) & ~tasks["kind"].isin(["memcpy"])] = place
+    scaled = tasks.replace(duration_s=tasks["duration_s"] * by_phase[tasks["rank"], phase])
+    return TaskGraph(scaled, graph.wait_columns, graph.metadata)
 
 
 def settle_contention(
@@ -450,5 +453,5 @@ def settle_contention(
     factors = anchor.mix([1.0] * len(anchor.busy))
     for _ in range(_CONTENTION_ROUNDS if len(anchor.busy) > 1 else 0):
         result = simulate(apply_factors(graph, factors), platform, collectives, options)
-        factors = anchor.mix(measure_concurrency(result.timeline))
+        factors = anchor.mix(measure_concurrency(result.timeline_columns))
     return factors
