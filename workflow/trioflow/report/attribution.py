@@ -26,14 +26,14 @@ from trioflow.base.provenance import read_json, stamp
 from trioflow.costmodel.choices import Collectives
 from trioflow.costmodel.collectives.model import CollectiveTime
 from trioflow.costmodel.uncertainty import NONE, RATIO, TIMER
-from trioflow.engine.result import select_communication
+from trioflow.engine.result import join_lanes, measure_lanes, merge_lanes, select_communication, subtract_lanes
 from trioflow.hardware.machine import Platform
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.question import Options
 from trioflow.prediction.step import Factors, SessionAnchor, Step, apply_factors, load_experiment
 from trioflow.report.errors import measured_steps
-from trioflow.report.intervals import Intervals, measure_intervals, merge_intervals, subtract_intervals
+from trioflow.report.intervals import cover
 from trioflow.tables import FLOAT, PHASES, TEXT, column
 
 SERIAL, FULL = "none", "full"
@@ -382,38 +382,33 @@ def measure_parts(timeline: pd.DataFrame, measured_s: float, *, beside: bool) ->
     """
     if timeline.empty:
         return None
-    moves = select_communication(timeline)
-    factor = measured_s / float(timeline["end_s"].max())
+    factor, moves = measured_s / float(timeline["end_s"].max()), select_communication(timeline)
+    moving, computing = timeline[moves], timeline[~moves]
     owns = pd.concat([_own_collectives(timeline), _own_messages(timeline)])
-    compute_s, host_s, hidden_s = {}, {}, 0.0
-    for rank in sorted({int(rank) for rank in timeline["rank"]}):
-        events = timeline[timeline["rank"] == rank]
-        known = moves[timeline.index.get_indexer(events.index)]
-        busy, moving = _intervals(events[~known]), _intervals(events[known])
-        blocking = _intervals(events[events["kind"] == "collective"])
-        host_s[rank] = factor * (float(events["end_s"].max()) - measure_intervals(merge_intervals([*busy, *moving])))
-        for phase, part in events[~known].groupby("phase"):
-            spans = _intervals(part)
-            spans = spans if beside else subtract_intervals(spans, blocking)
-            compute_s[(rank, str(phase))] = factor * measure_intervals(spans)
-        mine = owns[(owns["rank"] == rank) & owns["collective"]]
-        for start_s, end_s in zip(mine["start_s"], mine["end_s"], strict=True):
-            own: Intervals = [(start_s, end_s)]
-            hidden_s += measure_intervals(own) - measure_intervals(subtract_intervals(own, busy))
+    ends_s, lanes = timeline.groupby("rank")["end_s"].max(), int(timeline["rank"].max()) + 1
+    busy, blocking = cover(computing, computing["rank"]), timeline[timeline["kind"] == "collective"]
+    known_s = measure_lanes(merge_lanes(join_lanes(busy, cover(moving, moving["rank"]))), lanes)
+    idle_s = factor * (ends_s - known_s[ends_s.index.to_numpy(np.int64)])
+    compute_s: dict[tuple[int, str], float] = {}
+    hidden_s = 0.0
+    for phase, part in computing.groupby("phase"):
+        spans = cover(part, part["rank"])
+        spans = spans if beside else subtract_lanes(spans, cover(blocking, blocking["rank"]))
+        spent_s = factor * measure_lanes(spans, lanes)
+        compute_s |= {(int(rank), str(phase)): float(spent_s[rank]) for rank in part["rank"].unique()}
+    for _, part in owns[owns["collective"]].groupby("number"):  # one of each rank
+        own = cover(part, part["rank"])
+        hidden_s += float((measure_lanes(own, lanes) - measure_lanes(subtract_lanes(own, busy), lanes)).sum())
     whole_s = float((owns["end_s"] - owns["start_s"])[owns["collective"]].sum())
     first = owns.drop_duplicates(["collective", "number"])
     exchanges_s = float((first["end_s"] - first["start_s"]).sum())
     return MeasuredParts(
         factor,
         compute_s,
-        host_s,
+        {int(rank): float(time_s) for rank, time_s in idle_s.to_dict().items()},
         factor * exchanges_s if exchanges_s > 0 else None,
         hidden_s / whole_s if beside and whole_s > 0 else None,
     )
-
-
-def _intervals(events: pd.DataFrame) -> Intervals:
-    return merge_intervals(zip(events["start_s"], events["end_s"], strict=True))
 
 
 def _number(events: pd.DataFrame) -> pd.DataFrame:

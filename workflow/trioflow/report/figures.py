@@ -6,10 +6,8 @@ Communication has two lanes in both: what compute of the rank hides, and what it
 does not, by the rule of ``engine.result.summarize_tasks``.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -20,12 +18,20 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from trioflow.base.errors import InputError
+from trioflow.base.runs import list_runs
 from trioflow.base.units import format_bytes, ns_to_s
 from trioflow.costmodel.collectives.model import CollectiveCostModel
 from trioflow.engine.program import COMMUNICATION_KINDS
-from trioflow.engine.result import select_communication, select_compute
+from trioflow.engine.result import (
+    LaneIntervals,
+    measure_lanes,
+    merge_lanes,
+    select_communication,
+    select_compute,
+    subtract_lanes,
+)
 from trioflow.report import style
-from trioflow.report.intervals import Intervals, measure_intervals, merge_intervals, subtract_intervals
+from trioflow.report.intervals import cover
 from trioflow.report.pages import write_range, write_signed, write_time
 from trioflow.tables import LOST_NS, STREAMS
 
@@ -68,60 +74,45 @@ def merge_thin_bars(
     do. No bar is lost, and nothing is drawn further than ``thinnest_s`` from one.
     """
     order = np.lexsort((end_s, start_s))
-    merged: list[list[float]] = []
-    last_thin = False
-    for start, end in zip(start_s[order].tolist(), end_s[order].tolist(), strict=True):
-        thin = end - start < thinnest_s
-        if merged and (start < merged[-1][1] or (thin and last_thin and start - merged[-1][1] < thinnest_s)):
-            merged[-1][1] = max(merged[-1][1], end)
-        else:
-            merged.append([start, end])
-        last_thin = thin
-    bars = np.array(merged, dtype=float).reshape(-1, 2)
-    bars[:, 1] -= bars[:, 0]
-    return bars
+    start_s, end_s = start_s[order], end_s[order]
+    thin, gap_s = end_s - start_s < thinnest_s, start_s[1:] - np.maximum.accumulate(end_s)[:-1]
+    apart = (gap_s >= 0) & ~(thin[1:] & thin[:-1] & (gap_s < thinnest_s))
+    first = np.flatnonzero(np.append(True, apart))
+    return np.column_stack([start_s[first], np.maximum.reduceat(end_s, first) - start_s[first]])
 
 
 def busy_time(tasks: pd.DataFrame) -> float:
     """Return the time in which any of some tasks runs [s]."""
-    return measure_intervals(merge_intervals(zip(tasks["start_s"], tasks["end_s"], strict=True)))
+    return float(measure_lanes(cover(tasks), 1)[0])
 
 
-def find_compute(timeline: pd.DataFrame) -> dict[int, Intervals]:
-    """Return when each rank of a timeline computes [s], which hides its communication."""
-    busy = timeline[select_compute(timeline)]
-    return {
-        int(cast(int, rank)): merge_intervals(zip(part["start_s"], part["end_s"], strict=True))
-        for rank, part in busy.groupby("rank")
-    }
-
-
-def split_communication(tasks: pd.DataFrame, computing: dict[int, Intervals]) -> pd.DataFrame:
-    """Cut every communication of some tasks into pieces, ``stream`` ``EXPOSED`` or ``HIDDEN``, by ``find_compute``'s result."""
-    communicates = select_communication(tasks)
-    moving = tasks[communicates]
-    rows, pieces = [], []
-    for row, (rank, start_s, end_s) in enumerate(zip(moving["rank"], moving["start_s"], moving["end_s"], strict=True)):
-        whole = [(float(start_s), float(end_s))]
-        exposed = subtract_intervals(whole, _overlapping(computing.get(int(rank), []), *whole[0]))
-        for lane, found in ((EXPOSED, exposed), (HIDDEN, subtract_intervals(whole, exposed))):
-            rows += [row] * len(found)
-            pieces += [(lane, *piece) for piece in found]
-    cut = moving.iloc[rows].copy()
-    for column, values in zip(("stream", "start_s", "end_s"), zip(*pieces, strict=True), strict=False):
-        cut[column] = list(values)
-    return pd.concat([tasks[~communicates], cut], ignore_index=True) if pieces else tasks
-
-
-def _overlapping(intervals: Intervals, start_s: float, end_s: float) -> Intervals:
-    """Return those of merged intervals that reach into a span."""
-    first = bisect_right(intervals, start_s, key=itemgetter(1))
-    return intervals[first : bisect_left(intervals, end_s, lo=first, key=itemgetter(0))]
+def split_communication(tasks: pd.DataFrame, timeline: pd.DataFrame) -> pd.DataFrame:
+    """Cut every communication of some tasks into pieces, ``stream`` ``EXPOSED`` or ``HIDDEN`` by their rank's compute in a timeline."""
+    communicates, computing = select_communication(tasks), timeline[select_compute(timeline)]
+    moving, busy = tasks[communicates], cover(computing, computing["rank"])
+    whole = LaneIntervals(np.arange(len(moving)), *(moving[name].to_numpy(float) for name in ("start_s", "end_s")))
+    row, place = np.zeros((2, 0), dtype=np.int64)
+    for rank, at in moving.groupby("rank").indices.items():
+        own = np.flatnonzero(busy.lane == rank)
+        first = np.searchsorted(busy.end_s[own], whole.start_s[at], side="right")
+        counts = np.searchsorted(busy.start_s[own], whole.end_s[at]) - first
+        row, place = np.append(row, np.repeat(at, counts)), np.append(place, own[list_runs(first, counts)])
+    start_s, end_s = (
+        np.maximum(whole.start_s[row], busy.start_s[place]),
+        np.minimum(whole.end_s[row], busy.end_s[place]),
+    )
+    hidden = merge_lanes(LaneIntervals(row, start_s, end_s))
+    pieces = {EXPOSED: subtract_lanes(merge_lanes(whole), hidden), HIDDEN: hidden}
+    cut = [
+        moving.iloc[found.lane].assign(stream=name, start_s=found.start_s, end_s=found.end_s)
+        for name, found in pieces.items()
+    ]
+    return pd.concat([tasks[~communicates], *cut], ignore_index=True)
 
 
 def build_lanes(timeline: pd.DataFrame, source: str, thinnest_s: float) -> list[_Lane]:
     """Sort a ``source``'s timeline into lanes: by rank and stream, communication by what hides it (both lanes, or one empty)."""
-    timeline = split_communication(timeline, find_compute(timeline))
+    timeline = split_communication(timeline, timeline)
     colours = np.where(
         timeline["kind"].isin(COMMUNICATION_KINDS),
         "communication",
@@ -167,7 +158,7 @@ def draw_timelines(
     all_ranks = sorted({lane.rank for lane in lanes})
     ranks = all_ranks[:MOST_RANKS]
     if critical_path is not None:
-        critical_path = split_communication(critical_path, find_compute(predicted))
+        critical_path = split_communication(critical_path, predicted)
     heights = [max(2, sum(lane.rank == rank for lane in lanes)) for rank in ranks]
     with style.figure_style():
         figure = style.new_figure(1.25 + 0.26 * sum(heights) + 0.3 * len(ranks))
