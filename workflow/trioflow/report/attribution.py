@@ -405,7 +405,7 @@ def measure_parts(timeline: pd.DataFrame, measured_s: float, *, beside: bool) ->
     return MeasuredParts(
         factor,
         compute_s,
-        {int(rank): float(time_s) for rank, time_s in idle_s.to_dict().items()},
+        {int(str(rank)): float(time_s) for rank, time_s in idle_s.items()},
         factor * exchanges_s if exchanges_s > 0 else None,
         hidden_s / whole_s if beside and whole_s > 0 else None,
     )
