@@ -16,7 +16,7 @@ from trioflow.base.errors import InputError
 from trioflow.report import pages
 from trioflow.report.build import build_report, compare_rounds, read_conformance
 from trioflow.report.inputs import describe_plan_kind, load_report_inputs
-from trioflow.report.pages import Cell, TableHeading, escape_text, render_table
+from trioflow.report.pages import Cell, Field, escape_text, itself, render_records
 from trioflow.report.sections import CAPTIONS
 
 SMALL = [("gpt2-tiny", 8, 0.4, 1450, 5_000_000), ("vgg11", 8, 0.3, 140, 28_000_000)]
@@ -213,13 +213,13 @@ def test_the_comparisons_with_pytorch_stand_on_the_page(page):
 
 
 def test_markup_in_names_is_escaped():
-    table = render_table([TableHeading("a<b", "", 'say "x"')], [[Cell("<script>", detail="5 % & more")]])
+    table = render_records([Cell("<script>", detail="5 % & more")], [Field("a<b", "", 'say "x"', itself)])
     assert "<script>" not in table and "a<b" not in table
     assert "5&nbsp;% &amp; more" in table
 
 
 def test_cells_without_a_number_sort_last():
-    table = render_table([TableHeading("a")], [[Cell("x", float("nan"))], [Cell("1.0 s", 1.0)]])
+    table = render_records([Cell("x", float("nan")), Cell("1.0 s", 1.0)], [Field("a", "", "", itself)])
     assert re.findall('data-sort="(.*?)"', table) == ["", "1.0"]
 
 

@@ -6,6 +6,7 @@ The glossary, the pages and the files read: taken from what they tell of, so tha
 import re
 from dataclasses import replace
 from html import escape
+from operator import itemgetter
 from pathlib import Path
 
 import pandas as pd
@@ -22,7 +23,6 @@ from trioflow.report.pages import (
     MADE,
     PAGES,
     UNITS,
-    Cell,
     Page,
     Section,
     TableHeading,
@@ -32,8 +32,9 @@ from trioflow.report.pages import (
     read_record,
     render_files_read,
     render_page,
-    render_table,
+    render_records,
     render_tables,
+    words,
     write_page,
 )
 from trioflow.report.sections import describe_path, sum_up_modules, sum_up_path
@@ -116,8 +117,8 @@ def test_aims_are_counted_where_there_are_any():
 
 
 def test_cells_of_words_wrap_by_their_length() -> None:
-    words = ["x", "one of twenty-one signs", "a cell that is so long that it wraps anyhow"]
-    table = render_table([TableHeading("a", number=False)] * 3, [[Cell(word) for word in words]])
+    cells = ["x", "one of twenty-one signs", "a cell that is so long that it wraps anyhow"]
+    table = render_records([cells], [words("a", "", "", itemgetter(at)) for at in range(3)])
     kinds = re.findall(r'class="(long|medium)"', table)
     assert kinds == ["medium", "long"] and "td.medium { white-space: normal" in read_look("css")
 

@@ -27,12 +27,13 @@ from trioflow.report.build import build_report
 from trioflow.report.pages import (
     PAGES,
     Cell,
+    Field,
     Page,
     Section,
-    TableHeading,
+    itself,
     list_pages,
     render_page,
-    render_table,
+    render_records,
     write_page,
 )
 from trioflow.report.trace_page import build_trace_page
@@ -268,11 +269,10 @@ def is_local(address: str) -> bool:
 
 
 def test_the_keyboard_sorts_by_value_and_keeps_missing_ones_last(driver: str, tmp_path: Path) -> None:
-    rows = [[Cell("b", 10.0)], [Cell("a", 9.0)], [Cell("none", float("nan"))], [Cell("c", -1.0)]]
+    rows = [Cell("b", 10.0), Cell("a", 9.0), Cell("none", float("nan")), Cell("c", -1.0)]
+    table = render_records(rows, [Field("a", "", "", itself)])
     page = tmp_path / "page.html"
-    page.write_text(
-        render_page(Page("t", [Section("s", "S", [render_table([TableHeading("a")], rows)])])), encoding="utf-8"
-    )
+    page.write_text(render_page(Page("t", [Section("s", "S", [table])])), encoding="utf-8")
     assert "<button" not in page.read_text().partition("<script>")[0], "it reads without a script"
     browser = Browser(driver, tmp_path / "profile", *WIDTHS)
     try:

@@ -151,16 +151,6 @@ def write_markdown(headings: Sequence[str], rows: Iterable[Sequence[Any]], left:
 
 
 @dataclass(frozen=True)
-class TableHeading:
-    """Heading of a table's column."""
-
-    title: str  # plain text
-    detail: str = ""  # smaller second line: the unit, or what stands in brackets
-    meaning: str = ""  # shown when the pointer rests on the heading
-    number: bool = True  # whether the cells are numbers, set flush right
-
-
-@dataclass(frozen=True)
 class Cell:
     """One cell of a table."""
 
@@ -176,35 +166,6 @@ _LONG = 36
 """Characters of a cell that wraps; it never gets narrower than it can be read."""
 _MEDIUM = 20
 """Characters of a cell that wraps where the table is wider than the page otherwise."""
-
-
-def render_table(columns: Sequence[TableHeading], rows: Iterable[Sequence[Cell]], caption: str = "") -> str:
-    """Return a table that sorts when a heading is pressed and scrolls by itself when too wide."""
-    heads = "".join(
-        f'<th scope="col"{_class(column)}{_title(column.meaning)}><span>{escape(column.title)}</span>'
-        + (f"<small>{escape(column.detail)}</small>" if column.detail else "")
-        + "</th>"
-        for column in columns
-    )
-    lines = []
-    for row in rows:
-        cells = []
-        for number, (column, cell) in enumerate(zip(columns, row, strict=True)):
-            tag = 'th scope="row"' if number == 0 else "td"
-            sort = cell.text if cell.sort is None else cell.sort
-            content = cell.html or escape_text(cell.text)
-            content += f"<small>{escape_text(cell.detail)}</small>" if cell.detail else ""
-            cells.append(
-                f'<{tag}{_class(column, cell)} data-sort="{escape(_sort_key(sort))}">'
-                f"{content}</{tag.split(maxsplit=1)[0]}>"
-            )
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    head = f"<caption>{escape_text(caption)}</caption>" if caption else ""
-    return (
-        f'<div class="wide"><table class="sortable">{head}<thead><tr>{heads}</tr></thead>\n<tbody>\n'
-        + "\n".join(lines)
-        + "\n</tbody></table></div>"
-    )
 
 
 def render_figure(
@@ -289,8 +250,8 @@ def render_details(title: str, body: str) -> str:
     return f"<details><summary>{escape_text(title)}</summary>{body}</details>" if body else ""
 
 
-def _class(column: TableHeading, cell: Cell | None = None) -> str:
-    if column.number:
+def _class(field: "Field", cell: Cell | None = None) -> str:
+    if field.number:
         return ' class="number"'
     letters = 0 if cell is None else len(cell.text)
     return ' class="long"' if letters > _LONG else ' class="medium"' if letters > _MEDIUM else ""
@@ -351,14 +312,18 @@ def itself(record: Any) -> Any:
 class Field(NamedTuple):
     """One column of a table of records: its heading, and how a record becomes its cell."""
 
-    column: TableHeading
+    title: str  # plain text
+    detail: str  # smaller second line: the unit, or what stands in brackets
+    meaning: str  # shown when the pointer rests on the heading
     read: Callable[[Any], Cell]
+    number: bool = True  # whether the cells are numbers, set flush right
 
 
 def words(title: str, detail: str, meaning: str, read: str | Callable[[Any], Any]) -> Field:
     """Return a column of text: a key of the records, or a function of one that returns text or a cell."""
-    column = TableHeading(title, detail, meaning, number=False)
-    return Field(column, lambda row: _as_cell(row[read] if isinstance(read, str) else read(row)))
+    return Field(
+        title, detail, meaning, lambda row: _as_cell(row[read] if isinstance(read, str) else read(row)), number=False
+    )
 
 
 CELLS: Mapping[str, Callable[[Any], Cell]] = {
@@ -379,9 +344,7 @@ Kind = str | Callable[[Any], Cell]
 def numbers(title: str, detail: str, meaning: str, kind: Kind, read: str | Callable[[Any], Any]) -> Field:
     """Return a column of numbers: a key of the records, or a function of one."""
     cell = CELLS[kind] if isinstance(kind, str) else kind
-    return Field(
-        TableHeading(title, detail, meaning), lambda row: cell(row[read] if isinstance(read, str) else read(row))
-    )
+    return Field(title, detail, meaning, lambda row: cell(row[read] if isinstance(read, str) else read(row)))
 
 
 def _as_cell(value: Any) -> Cell:
@@ -394,10 +357,35 @@ def list_numbers(meanings: Mapping[str, str], heads: Iterable[tuple[str, str, Ki
 
 
 def render_records(records: Iterable[Any] | pd.DataFrame, fields: Sequence[Field], caption: str = "") -> str:
-    """Return a table with a row for each record, or each row of a frame."""
-    listed = records.to_dict("records") if isinstance(records, pd.DataFrame) else records
-    rows = [[field.read(record) for field in fields] for record in listed]
-    return render_table([field.column for field in fields], rows, caption)
+    """Return a table with a row for each record, or each row of a frame.
+
+    It sorts when a heading is pressed and scrolls by itself when too wide.
+    """
+    heads = "".join(
+        f'<th scope="col"{_class(field)}{_title(field.meaning)}><span>{escape(field.title)}</span>'
+        + (f"<small>{escape(field.detail)}</small>" if field.detail else "")
+        + "</th>"
+        for field in fields
+    )
+    lines = []
+    for record in records.to_dict("records") if isinstance(records, pd.DataFrame) else records:
+        cells = []
+        for number, one in enumerate(fields):
+            tag, cell = "td" if number else 'th scope="row"', one.read(record)
+            sort = cell.text if cell.sort is None else cell.sort
+            content = cell.html or escape_text(cell.text)
+            content += f"<small>{escape_text(cell.detail)}</small>" if cell.detail else ""
+            cells.append(
+                f'<{tag}{_class(one, cell)} data-sort="{escape(_sort_key(sort))}">'
+                f"{content}</{tag.split(maxsplit=1)[0]}>"
+            )
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    head = f"<caption>{escape_text(caption)}</caption>" if caption else ""
+    return (
+        f'<div class="wide"><table class="sortable">{head}<thead><tr>{heads}</tr></thead>\n<tbody>\n'
+        + "\n".join(lines)
+        + "\n</tbody></table></div>"
+    )
 
 
 @dataclass(frozen=True)
@@ -610,27 +598,31 @@ def _text(field: pa.Field, key: bytes) -> str:
 
 def render_files_read(files: Iterable[str | Path], parts: int = 2) -> str:
     """Return the files that a page's numbers come from, folded, those no longer there left out; ``parts``: of their paths."""
-    columns = [
-        TableHeading("file", "", "folder and name", number=False),
-        TableHeading("SHA-256", "first 16 digits", "digest of the content", number=False),
-        TableHeading("version", "of trioflow", "that wrote the file, where the file says so", number=False),
-        TableHeading("made from", "", "files that it names as its own inputs, with their digests", number=False),
+    listed = [(file, read_record(file)) for file in sorted({Path(file) for file in files if Path(file).is_file()})]
+    fields = [
+        words("file", "", "folder and name", lambda one: "/".join(one[0].parts[-parts:])),
+        words("SHA-256", "first 16 digits", "digest of the content", lambda one: digest_file(one[0])[:16]),
+        words(
+            "version",
+            "of trioflow",
+            "that wrote the file, where the file says so",
+            lambda one: one[1].get("trioflow_version") or NOTHING,
+        ),
+        words(
+            "made from",
+            "",
+            "files that it names as its own inputs, with their digests",
+            lambda one: _list_inputs(one[1]),
+        ),
     ]
-    rows = []
-    for file in sorted({Path(file) for file in files if Path(file).is_file()}):
-        record = read_record(file)
-        behind: dict[str, Any] = next((record[key] for key in _INPUTS if isinstance(record.get(key), dict)), {})
-        listed = ", ".join(f"{name} {str(digest)[:16]}" for name, digest in sorted(behind.items())[:3])
-        more = f" and {len(behind) - 3} more" if len(behind) > 3 else ""
-        rows.append(
-            [
-                Cell("/".join(file.parts[-parts:])),
-                Cell(digest_file(file)[:16]),
-                Cell(str(record.get("trioflow_version") or NOTHING)),
-                Cell((listed + more) or NOTHING),
-            ]
-        )
-    return render_details(f"{count_words(len(rows), 'file')} read", render_table(columns, rows, "Files read"))
+    return render_details(f"{count_words(len(listed), 'file')} read", render_records(listed, fields, "Files read"))
+
+
+def _list_inputs(record: Mapping[str, Any]) -> str:
+    """Return the files behind a table, and their digests; a dash where its record names none."""
+    behind: dict[str, Any] = next((record[key] for key in _INPUTS if isinstance(record.get(key), dict)), {})
+    listed = ", ".join(f"{name} {str(digest)[:16]}" for name, digest in sorted(behind.items())[:3])
+    return listed + (f" and {len(behind) - 3} more" if len(behind) > 3 else "") or NOTHING
 
 
 def read_record(file: Path) -> dict[str, Any]:

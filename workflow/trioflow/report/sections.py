@@ -7,6 +7,7 @@ One experiment on the report's page: its timeline, what the step waits for, wher
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -38,7 +39,6 @@ from trioflow.report.pages import (
     render_list,
     render_paragraph,
     render_records,
-    render_table,
     words,
     write_label,
     write_percent,
@@ -220,21 +220,21 @@ def _render_breakdown(breakdown: pd.DataFrame, step_s: float) -> str:
             continue
         if way == "module":
             rows.sort(key=lambda row: -row["compute_s"])
-        kept = [name for name in _BREAKDOWN if any(row[name] for row in rows)]
-        columns = [TableHeading(str(way), "", meaning["name"], number=False)]
-        columns += [TableHeading(_BREAKDOWN[name], "", meaning[name], number=name != "output_shapes") for name in kept]
-        cells = [
-            [Cell(row["name"] or "(outside)"), *(_breakdown_cell(name, row[name], step_s) for name in kept)]
-            for row in rows[:MOST_ROWS]
+        fields = [words(str(way), "", meaning["name"], lambda row: row["name"] or "(outside)")]
+        fields += [
+            Field(title, "", meaning[name], partial(_breakdown_cell, name, step_s), number=name != "output_shapes")
+            for name, title in _BREAKDOWN.items()
+            if any(row[name] for row in rows)
         ]
         several = any(row["ranks"] > 1 for row in rows)
         caption = f"Breakdown by {way}{', mean of its ranks' if several else ''}"
-        parts.append(render_table(columns, cells, _count_shown(caption, len(rows))))
+        parts.append(render_records(rows[:MOST_ROWS], fields, _count_shown(caption, len(rows))))
     return "".join(parts)
 
 
-def _breakdown_cell(name: str, value: Any, step_s: float) -> Cell:
+def _breakdown_cell(name: str, step_s: float, row: Mapping[str, Any]) -> Cell:
     """Return a cell of a breakdown: times with their share of the step."""
+    value = row[name]
     if value is None:
         return Cell(NOTHING, "")
     if name == "output_shapes":
@@ -253,7 +253,7 @@ def _render_links_used(links: pd.DataFrame, step_s: float) -> str:
     meaning = tables.meanings(tables.LINKS)
     rows = (
         ("bytes", "", lambda size: Cell(format_bytes(size), float(size)), "bytes"),
-        ("busy", "share of the step", lambda busy_s: _breakdown_cell("busy_s", busy_s, step_s), "busy_s"),
+        ("busy", "share of the step", lambda busy_s: _breakdown_cell("busy_s", step_s, {"busy_s": busy_s}), "busy_s"),
         ("utilisation", "mean", "percent", "utilisation"),
         ("utilisation", "peak", "percent", "peak_utilisation"),
         ("flows", "at once, at most", "count", "peak_flows"),
@@ -437,28 +437,28 @@ def render_experiments(errors: pd.DataFrame, cancelled: Mapping[str, str]) -> st
     )
 
 
+def _whole_cell(share: float) -> Cell:
+    return Cell(write_percent(share, 0), share)
+
+
 def render_metrics(metrics: pd.DataFrame) -> str:
     """Return the table of accuracy by group."""
-
-    def whole_cell(share: float) -> Cell:
-        return Cell(write_percent(share, 0), share)
-
     heads = (
         ("steps", "", "count", "experiments"),
         ("mean", "abs. error", "percent", "mean_absolute_error"),
         ("median", "abs. error", "percent", "median_absolute_error"),
         ("worst", "signed error", "signed", "worst_error"),
         ("bias", "mean signed", "signed", "bias"),
-        ("coverage", "aim 80 %", whole_cell, "coverage"),
-        ("interval", "mean width", whole_cell, "mean_relative_width"),
-        ("score", "of the interval", whole_cell, "interval_score"),
-        ("in spread", "of the rounds", whole_cell, "within_spread"),
+        ("coverage", "aim 80 %", _whole_cell, "coverage"),
+        ("interval", "mean width", _whole_cell, "mean_relative_width"),
+        ("score", "of the interval", _whole_cell, "interval_score"),
+        ("in spread", "of the rounds", _whole_cell, "within_spread"),
         ("trace only", "abs. error", "percent", "trace_only_mean_absolute_error"),
         ("baseline", "abs. error", "percent", "baseline_mean_absolute_error"),
     )
     fields = list_numbers(METRICS, heads)
     worst = fields[3]
-    fields[3] = Field(worst.column, lambda row: replace(worst.read(row), detail=str(row["worst_experiment"])))
+    fields[3] = worst._replace(read=lambda row: replace(worst.read(row), detail=str(row["worst_experiment"])))
     group = words("group", "", "experiments averaged together", _name_group)
     return render_records(metrics, [group, *fields], "Accuracy by group")
 
@@ -535,31 +535,44 @@ def render_operator_fit(fit: pd.DataFrame) -> str:
 def render_collectives(inputs: ReportInputs) -> str:
     """Return the words and the table about the collectives."""
     model = inputs.collectives
-    columns = [
-        TableHeading("collective", "", "operation and ranks of the group", number=False),
-        TableHeading("sizes", "", "message sizes measured"),
-        TableHeading("message", "smallest to largest", "bytes as in the task table"),
-        TableHeading("rounds", "", "samples of each size"),
-        TableHeading("time", "smallest to largest", "median of the samples"),
-        TableHeading("spread", "80 % of the rounds", "mean over the sizes of the 80 % range over the median"),
-        TableHeading("left-out error", "root mean square", "table without one interior size, at that size"),
+    fields = [
+        words(
+            "collective",
+            "",
+            "operation and ranks of the group",
+            lambda one: f"{one[0][0]}, {count_words(one[0][1], 'rank')}",
+        ),
+        numbers("sizes", "", "message sizes measured", "count", lambda one: len(one[1].message_bytes)),
+        numbers(
+            "message",
+            "smallest to largest",
+            "bytes as in the task table",
+            _sizes_cell,
+            lambda one: one[1].message_bytes,
+        ),
+        numbers("rounds", "", "samples of each size", _rounds_cell, lambda one: one[1].repeats),
+        numbers(
+            "time",
+            "smallest to largest",
+            "median of the samples",
+            lambda times_s: Cell(write_range(times_s[0], times_s[-1]), float(times_s[-1])),
+            lambda one: one[1].median_s,
+        ),
+        numbers(
+            "spread",
+            "80 % of the rounds",
+            "mean over the sizes of the 80 % range over the median",
+            _whole_cell,
+            lambda one: float(np.mean(one[1].high_factor - one[1].low_factor)),
+        ),
+        numbers(
+            "left-out error",
+            "root mean square",
+            "table without one interior size, at that size",
+            lambda miss: Cell(write_percent(miss), miss),
+            lambda one: one[1].miss_factor - 1,
+        ),
     ]
-    rows = []
-    for (collective, ranks), curve in sorted(model.curves.items()):
-        width = float(np.mean(curve.high_factor - curve.low_factor))
-        sizes = curve.message_bytes
-        repeats = sorted({int(value) for value in curve.repeats})
-        rows.append(
-            [
-                Cell(f"{collective}, {count_words(ranks, 'rank')}"),
-                Cell(str(len(sizes)), float(len(sizes))),
-                Cell(f"{format_bytes(sizes[0])} to {format_bytes(sizes[-1])}", float(sizes[-1])),
-                Cell(" to ".join(dict.fromkeys([str(repeats[0]), str(repeats[-1])])), float(repeats[0])),
-                Cell(write_range(curve.median_s[0], curve.median_s[-1]), float(curve.median_s[-1])),
-                Cell(write_percent(width, 0), width),
-                Cell(write_percent(curve.miss_factor - 1), curve.miss_factor - 1),
-            ]
-        )
     left_out = model.comparison.get(model.interpolation)
     text = (
         f"Measured on {model.platform} with {model.library}. Between the measured sizes the table is "
@@ -567,7 +580,16 @@ def render_collectives(inputs: ReportInputs) -> str:
     )
     if left_out is not None:
         text += f" At sizes left out of it, it misses by {write_percent(left_out)} on average."
-    return render_paragraph(text) + render_table(columns, rows, "Collectives")
+    return render_paragraph(text) + render_records(sorted(model.curves.items()), fields, "Collectives")
+
+
+def _sizes_cell(sizes: Sequence[float]) -> Cell:
+    return Cell(f"{format_bytes(sizes[0])} to {format_bytes(sizes[-1])}", float(sizes[-1]))
+
+
+def _rounds_cell(repeats: Iterable[int]) -> Cell:
+    counts = sorted(map(int, repeats))
+    return Cell(" to ".join(dict.fromkeys([str(counts[0]), str(counts[-1])])), float(counts[0]))
 
 
 _LABELS = {"host_costs.overlap": "all-reduce hidden behind compute"}
@@ -577,24 +599,23 @@ _UNSHOWN_FACTS = ("anchors", "warnings", "workload", "stages", "inputs", "triofl
 
 def _render_anchors(inputs: ReportInputs, names: Sequence[str]) -> str:
     """Return the traced steps as each session found them again, alone and with all ranks busy."""
-    rows = []
-    for name in names:
-        for batch, anchor in inputs.sessions[name]["anchors"].items():
-            traced = Cell(write_time(anchor["traced_step_s"]), anchor["traced_step_s"])
-            cases = [("rank 0 alone", anchor["single"])]
-            cases += [(f"rank {r}, all busy", busy) for r, busy in enumerate(anchor["busy"])]
-            for case, found in cases:
-                times = [Cell(write_time(found[key]), found[key]) for key in ("step", *tables.PHASES)]
-                rows.append([Cell(name), Cell(batch, int(batch)), traced, Cell(case), *times])
-    columns = [
-        TableHeading("workload", number=False),
-        TableHeading("batch"),
-        TableHeading("traced step"),
-        TableHeading("in the session", number=False),
-        TableHeading("step"),
-        *(TableHeading(phase) for phase in tables.PHASES),
+    rows = [
+        {"workload": name, "batch": batch, "traced": anchor["traced_step_s"], "case": case, **found}
+        for name in names
+        for batch, anchor in inputs.sessions[name]["anchors"].items()
+        for case, found in (
+            ("rank 0 alone", anchor["single"]),
+            *((f"rank {r}, all busy", busy) for r, busy in enumerate(anchor["busy"])),
+        )
     ]
-    return render_table(columns, rows, "Anchors: the traced step again, without communication")
+    fields = [
+        words("workload", "", "", "workload"),
+        numbers("batch", "", "", "count", "batch"),
+        numbers("traced step", "", "", "time", "traced"),
+        words("in the session", "", "", "case"),
+        *(numbers(part, "", "", "time", part) for part in ("step", *tables.PHASES)),
+    ]
+    return render_records(rows, fields, "Anchors: the traced step again, without communication")
 
 
 def render_machine(inputs: ReportInputs) -> str:
@@ -607,14 +628,11 @@ def render_machine(inputs: ReportInputs) -> str:
         render_paragraph("In every session:"),
         render_definitions((_label(key), text) for key, text in common.items()),
     ]
-    rows = [
-        [Cell(_label(key)), *(Cell(facts[name].get(key, NOTHING)) for name in names)]
-        for key in keys
-        if key not in common
-    ]
-    if rows:
-        columns = [TableHeading("fact", number=False), *(TableHeading(name, number=False) for name in names)]
-        parts.append(render_table(columns, rows, "By session"))
+    if others := [key for key in keys if key not in common]:
+        of_session = [
+            words(name, "", "", partial(lambda name, key: facts[name].get(key, NOTHING), name)) for name in names
+        ]
+        parts.append(render_records(others, [words("fact", "", "", _label), *of_session], "By session"))
     parts.append(_render_anchors(inputs, names))
     warned = _group_warnings((text, name) for name in names for text in inputs.sessions[name].get("warnings", []))
     parts.append(

@@ -24,20 +24,15 @@ from trioflow.report import style
 from trioflow.report.pages import (
     NOTHING,
     Cell,
-    Field,
     Page,
     Section,
-    TableHeading,
-    count_cell,
     list_numbers,
     numbers,
-    percent_cell,
     render_details,
     render_figure,
     render_list,
     render_paragraph,
     render_records,
-    render_table,
     words,
     write_page,
     write_percent,
@@ -145,14 +140,21 @@ def _list_timestamp_errors(timestamps: pd.DataFrame) -> pd.Series:
 def render_summary(activity: pd.DataFrame, timestamps: pd.DataFrame, analytical: pd.DataFrame) -> str:
     """Return our errors beside DistSim's."""
     steps = activity.drop_duplicates("experiment")
-    columns = [
-        TableHeading("error", "", "what is compared", number=False),
-        TableHeading("cases", "", "values that are averaged"),
-        TableHeading("median", "ours", "median of the absolute values"),
-        TableHeading("mean", "ours", "mean of the absolute values"),
-        TableHeading("largest", "ours", "largest absolute value"),
-        TableHeading("where", "", "case of the largest", number=False),
-        TableHeading("reference", _OTHER_CASES, "DistSim's own, on 4 to 16 A40: not the same cases"),
+    fields = [
+        words("error", "", "what is compared", lambda row: row[0]),
+        numbers("cases", "", "values that are averaged", "count", lambda row: row[1].count()),
+        numbers("median", "ours", "median of the absolute values", "percent", lambda row: row[1].median()),
+        numbers("mean", "ours", "mean of the absolute values", "percent", lambda row: row[1].mean()),
+        numbers("largest", "ours", "largest absolute value", "percent", lambda row: row[1].max()),
+        words(
+            "where",
+            "",
+            "case of the largest",
+            lambda row: row[2].iloc[int(np.nanargmax(row[1]))] if row[1].count() else Cell(NOTHING, ""),
+        ),
+        numbers(
+            "reference", _OTHER_CASES, "DistSim's own, on 4 to 16 A40: not the same cases", Cell, lambda row: row[3]
+        ),
     ]
     own = activity["experiment"] + ", rank " + activity["rank"].astype(str)
     errors = _list_timestamp_errors(timestamps)
@@ -166,33 +168,18 @@ def render_summary(activity: pd.DataFrame, timestamps: pd.DataFrame, analytical:
         + timestamps["micro_batch"].astype(str)
     )
     rows = [
-        _summary(
+        (
             "analytical model, step time",
             analytical["error"].abs(),
             analytical["experiment"],
             f"mean {write_percent(ANALYTICAL_MEAN)}, worst {write_percent(ANALYTICAL_WORST)}",
         ),
-        _summary("step time", steps["step_error"].abs(), steps["experiment"], f"worst {write_percent(STEP_ERROR, 2)}"),
-        _summary("activity of a rank", activity["activity_error"], own, f"worst {write_percent(ACTIVITY_ERROR, 2)}"),
-        _summary("timestamps, medians over rounds", errors, marks, f"worst {write_percent(TIMESTAMP_ERROR, 2)}"),
-        _summary("measured rounds against their own median", activity["rank_spread"], own, NOTHING),
+        ("step time", steps["step_error"].abs(), steps["experiment"], f"worst {write_percent(STEP_ERROR, 2)}"),
+        ("activity of a rank", activity["activity_error"], own, f"worst {write_percent(ACTIVITY_ERROR, 2)}"),
+        ("timestamps, medians over rounds", errors, marks, f"worst {write_percent(TIMESTAMP_ERROR, 2)}"),
+        ("measured rounds against their own median", activity["rank_spread"], own, NOTHING),
     ]
-    return render_table(columns, rows, "Errors of this run, relative to the measured step")
-
-
-def _summary(name: str, errors: pd.Series, names: pd.Series, reference: str) -> list[Cell]:
-    known = errors.dropna()
-    if known.empty:
-        return [Cell(name), count_cell(0), *[Cell(NOTHING, "")] * 4, Cell(reference)]
-    return [
-        Cell(name),
-        count_cell(len(known)),
-        percent_cell(known.median()),
-        percent_cell(known.mean()),
-        percent_cell(known.max()),
-        Cell(str(names[known.index].iloc[int(known.argmax())])),
-        Cell(reference),
-    ]
+    return render_records(rows, fields, "Errors of this run, relative to the measured step")
 
 
 def render_activity(activity: pd.DataFrame) -> str:
@@ -230,10 +217,7 @@ def render_timestamps(timestamps: pd.DataFrame) -> str:
     """Return, folded, a row for every rank, stage and micro-batch."""
     fields = [
         words("experiment", "", "experiment", "experiment"),
-        Field(
-            TableHeading("rank", "stage", "process and pipeline stage"),
-            lambda row: Cell(f"{row['rank']}, {row['stage']}"),
-        ),
+        numbers("rank", "stage", "process and pipeline stage", Cell, lambda row: f"{row['rank']}, {row['stage']}"),
         words("phase", "", _TIMESTAMPS["phase"], "phase"),
         numbers("micro-batch", "", _TIMESTAMPS["micro_batch"], "count", "micro_batch"),
         *(

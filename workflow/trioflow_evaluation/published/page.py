@@ -5,6 +5,7 @@ The sections of the page of public cases: scores, cases, scaling, causes, what o
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +78,19 @@ def render_summary(scores: pd.DataFrame) -> str:
         )
 
     def ours(title: str, detail: str, key: str) -> Field:
-        return Field(
-            TableHeading(title, detail, SCORES[key]), lambda name: score_cell(key, score_of(scores, name, OURS)[key])
+        return numbers(
+            title, detail, SCORES[key], partial(score_cell, key), lambda name: score_of(scores, name, OURS)[key]
         )
 
     fields = [
         words("set", "", "cases that are averaged together", lambda name: Cell(describe_set(name).title, name, name)),
         ours("cases", "", "cases"),
-        Field(
-            TableHeading("aim", "", "mean absolute error, or error of scaling, that was aimed at"),
-            lambda name: Cell(read_aim(scores, name).write_aim()),
+        numbers(
+            "aim",
+            "",
+            "mean absolute error, or error of scaling, that was aimed at",
+            Cell,
+            lambda name: read_aim(scores, name).write_aim(),
         ),
         ours("trioflow", "mean absolute", "mean_absolute_error"),
         ours("scaling", "mean absolute", "scaling_error"),
@@ -146,7 +150,7 @@ def render_cases(cases: pd.DataFrame, name: str) -> str:
             ),
         ),
         numbers("measured", "", "measured step", "time", "measured_s"),
-        Field(TableHeading("predicted", "80 % interval", "predicted step and its interval"), predicted),
+        Field("predicted", "80 % interval", "predicted step and its interval", predicted),
         numbers("error", "", "predicted over measured less one", "signed", error("predicted_s")),
         words("inside", "", "whether the measured step lies in the interval", inside),
         *(

@@ -5,6 +5,7 @@ What the page of case studies says of each: its tables, what was swept, what was
 
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,13 +20,16 @@ from trioflow.report.pages import (
     Section,
     TableHeading,
     count_words,
+    itself,
     join_words,
+    numbers,
     read_captions,
     render_definitions,
     render_details,
     render_figure,
     render_paragraph,
-    render_table,
+    render_records,
+    words,
     write_page,
     write_percent,
     write_time,
@@ -104,25 +108,20 @@ def render_wafer(rows: pd.DataFrame) -> tuple[str, str]:
 
 def _render_paper_cases(rows: pd.DataFrame) -> str:
     """Return what circuits take away where the mesh has the paper's share."""
-    columns = [
-        TableHeading("circuits", number=False),
-        *(
-            TableHeading(
-                f"{row['workload']}, {row['samples_per_replica']} samples per GPU",
-                f"mesh link {_gb(row['link_bandwidth_bytes_per_s'])}, found",
-            )
-            for row in records(rows[rows["sweep"] == "paper"])
-        ),
-        TableHeading("the paper"),
+    found = [
+        numbers(
+            f"{mesh['workload']}, {mesh['samples_per_replica']} samples per GPU",
+            f"mesh link {_gb(mesh['link_bandwidth_bytes_per_s'])}, found",
+            "",
+            lambda shares: Cell(_range(shares), min(shares)),
+            partial(lambda mesh, circuit: _taken_away(_same_case(rows, mesh), mesh["step_s"], circuit[0]), mesh),
+        )
+        for mesh in records(rows[rows["sweep"] == "paper"])
     ]
-    meshes = records(rows[rows["sweep"] == "paper"])
-    lines = []
-    for variant, words in _CIRCUITS.items():
-        shares = [_taken_away(_same_case(rows, one), one["step_s"], variant) for one in meshes]
-        cells = [Cell(_range(each), min(each)) for each in shares]
-        lines.append([Cell(words), *cells, Cell("nearly half", "")])
+    paper = numbers("the paper", "", "", lambda text: Cell(text, ""), lambda _: "nearly half")
+    fields = [words("circuits", "", "", lambda circuit: circuit[1]), *found, paper]
     caption = "Communication that circuits take away (1 to 8 ports per circuit: least to most)"
-    return render_table(columns, lines, caption)
+    return render_records(_CIRCUITS.items(), fields, caption)
 
 
 def _answer_wafer(rows: pd.DataFrame) -> str:
@@ -219,24 +218,21 @@ def _shown_speedups(rows: pd.DataFrame, graph: str) -> pd.DataFrame:
 def _render_speedups(rows: pd.DataFrame, graph: str) -> str:
     """Return the speed-up of every rule on one graph, at the bandwidth that the figure shows."""
     chosen = _shown_speedups(rows, graph)
-    slowed = list(dict.fromkeys(chosen["slowed"]))
-    columns = [
-        TableHeading("rule", number=False),
-        *(TableHeading(f"slow {name}", "median (least to most)") for name in slowed),
-    ]
     found = chosen.groupby(["variant", "slowed"])["speedup"].agg(["median", "min", "max"])
-    lines = [
-        [
-            Cell(variant),
-            *(
-                Cell("{median:.2f} ({min:.2f} to {max:.2f})".format(**row), float(row["median"]))
-                for row in (found.loc[(variant, name)] for name in slowed)
-            ),
-        ]
-        for variant in dict.fromkeys(chosen["variant"])
+    fields = [words("rule", "", "", str)]
+    fields += [
+        numbers(
+            f"slow {name}",
+            "median (least to most)",
+            "",
+            lambda row: Cell("{median:.2f} ({min:.2f} to {max:.2f})".format(**row), float(row["median"])),
+            partial(lambda name, variant: found.loc[(variant, name)], name),
+        )
+        for name in dict.fromkeys(chosen["slowed"])
     ]
     rate = _gb(hop.SHOWN_BANDWIDTH_BYTES_PER_S)
-    return render_table(columns, lines, f"Speed-up over the standard rules, {graph} graph, {rate}")
+    caption = f"Speed-up over the standard rules, {graph} graph, {rate}"
+    return render_records(dict.fromkeys(chosen["variant"]), fields, caption)
 
 
 def render_distsim(rows: pd.DataFrame) -> tuple[str, str]:
@@ -278,41 +274,43 @@ def render_distsim(rows: pd.DataFrame) -> tuple[str, str]:
 
 def _answer_distsim(rows: pd.DataFrame) -> str:
     """Say where DistSim's best and worst plan stand over the network as assumed, and how far apart all are."""
-    case = rows[rows["communication_scale"] == rows["communication_scale"].min()]
-    order = distsim.order_plans(case)
-    best, worst = (order.index(_name_published(one)) + 1 for one in (distsim.BEST, distsim.WORST))
-    ratio = float(case["step_time_s"].max() / case["step_time_s"].min())
+    _, order, ratio, (best, worst) = _list_orders(rows)[0]
     return (
         f"Over the network as assumed its best plan is number {best} of {len(order)} and its worst number {worst}; first and "
         f"last are {ratio:.3g} times apart."
     )
 
 
+def _list_orders(rows: pd.DataFrame) -> list[tuple[float, list[str], float, list[int]]]:
+    """Return by speed of the network the plans' order, the last over the first, and the places of DistSim's best and worst."""
+    orders = {scale: distsim.order_plans(case) for scale, case in rows.groupby("communication_scale")}
+    ratios = rows.groupby("communication_scale")["step_time_s"].agg(lambda steps_s: steps_s.max() / steps_s.min())
+    published = [distsim.name_plan(one._asdict()) for one in (distsim.BEST, distsim.WORST)]
+    return [
+        (float(str(scale)), order, float(ratios[scale]), [order.index(name) + 1 for name in published])
+        for scale, order in orders.items()
+    ]
+
+
 def _render_orders(rows: pd.DataFrame) -> str:
     """Return which plans are first and last at each speed of the network."""
-    columns = [
-        TableHeading("communication", "times as slow"),
-        TableHeading("best", number=False),
-        TableHeading("worst", number=False),
-        TableHeading("worst over best"),
-        TableHeading("DistSim's best is"),
-        TableHeading("DistSim's worst is"),
+    fields = [
+        numbers("communication", "times as slow", "", "plain", lambda one: one[0]),
+        words("best", "", "", lambda one: one[1][0]),
+        words("worst", "", "", lambda one: one[1][-1]),
+        numbers("worst over best", "", "", _number, lambda one: one[2]),
+        *(
+            numbers(
+                f"DistSim's {which} is",
+                "",
+                "",
+                itself,
+                partial(lambda at, one: Cell(f"{one[3][at]} of {len(one[1])}", float(one[3][at])), at),
+            )
+            for at, which in enumerate(("best", "worst"))
+        ),
     ]
-    lines = []
-    for scale, case in rows.groupby("communication_scale"):
-        order = distsim.order_plans(case)
-        ratio = float(case["step_time_s"].max() / case["step_time_s"].min())
-        places = [order.index(_name_published(one)) + 1 for one in (distsim.BEST, distsim.WORST)]
-        lines.append(
-            [
-                Cell(f"{scale:g}", float(str(scale))),
-                Cell(order[0]),
-                Cell(order[-1]),
-                _number(ratio),
-                *(Cell(f"{place} of {len(order)}", float(place)) for place in places),
-            ]
-        )
-    return render_table(columns, lines, "First and last plan at each speed of the network")
+    return render_records(_list_orders(rows), fields, "First and last plan at each speed of the network")
 
 
 def _name_published(plan: distsim.PublishedPlan) -> str:
@@ -349,8 +347,8 @@ def _gb(bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e9:.3g} GB/s"
 
 
-def _number(value: float, detail: str = "") -> Cell:
-    return Cell(f"{value:.3g}" if value >= 10 else f"{value:.2f}", value, detail)
+def _number(value: float) -> Cell:
+    return Cell(f"{value:.3g}" if value >= 10 else f"{value:.2f}", value)
 
 
 def _range(shares: Iterable[float]) -> str:

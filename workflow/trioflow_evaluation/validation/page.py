@@ -146,8 +146,10 @@ def _describe_split(split: pd.DataFrame, ours: Mapping[str, Any]) -> str:
 
 def _render_split(split: pd.DataFrame) -> str:
     fields = [
-        Field(
-            TableHeading("where it was measured", "", "device, and dataset where the source names one", number=False),
+        words(
+            "where it was measured",
+            "",
+            "device, and dataset where the source names one",
             lambda row: part_cell(row["part"]),
         ),
         numbers("cases", "", CASE_SCORES["cases"], "count", "cases"),
@@ -162,7 +164,9 @@ def _render_split(split: pd.DataFrame) -> str:
         ),
         numbers("the rest", "mean absolute", "mean absolute error of all other cases", "percent", "without"),
         Field(
-            TableHeading("oracle", "its cases", f"{CASE_SCORES['oracle_mean_absolute_error']}; number of such cases"),
+            "oracle",
+            "its cases",
+            f"{CASE_SCORES['oracle_mean_absolute_error']}; number of such cases",
             lambda row: oracle_cell(row["oracle_error"], str(row["oracle_cases"])),
         ),
         numbers(
@@ -230,7 +234,9 @@ def _render_scores(summary: pd.DataFrame, title: str) -> str:
         score("worst", "signed", "worst_error"),
         score("bias", "signed mean", "bias"),
         Field(
-            TableHeading("oracle", "its cases", CASE_SCORES["oracle_mean_absolute_error"]),
+            "oracle",
+            "its cases",
+            CASE_SCORES["oracle_mean_absolute_error"],
             lambda row: oracle_cell(row["oracle_mean_absolute_error"], str(row["oracle_cases"])),
         ),
         score("coverage", "aim 80 %", "coverage"),
