@@ -25,7 +25,6 @@ from trioflow.report.pages import (
     UNITS,
     Page,
     Section,
-    TableHeading,
     count_reached,
     escape_text,
     read_look,

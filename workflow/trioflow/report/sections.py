@@ -24,7 +24,6 @@ from trioflow.report.pages import (
     NOTHING,
     Cell,
     Field,
-    TableHeading,
     count_cell,
     count_words,
     flatten_facts,

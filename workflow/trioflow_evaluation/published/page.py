@@ -29,7 +29,6 @@ from trioflow.report.pages import (
     Field,
     Page,
     Section,
-    TableHeading,
     count_reached,
     join_words,
     numbers,

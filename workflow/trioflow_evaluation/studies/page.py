@@ -18,7 +18,6 @@ from trioflow.report.pages import (
     Cell,
     Page,
     Section,
-    TableHeading,
     count_words,
     itself,
     join_words,

@@ -23,7 +23,6 @@ from trioflow.report.pages import (
     Kind,
     Page,
     Section,
-    TableHeading,
     count_reached,
     escape_text,
     itself,
