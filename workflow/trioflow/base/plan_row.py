@@ -1,7 +1,4 @@
-"""A row of ``plans.tsv``: how a step is spread over ranks.
-
-What is wrong, or does not go together, in a row of ``plans.tsv``.
-"""
+"""A row of ``plans.tsv``, how a step is spread over ranks, and what is wrong or does not go together in it."""
 
 import re
 from dataclasses import dataclass, fields

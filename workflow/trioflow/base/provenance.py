@@ -1,9 +1,4 @@
-"""Files of the library and what outputs were made from: tables that ship, JSON, stamps and digests.
-
-Stamps that say what an output was made from.
-
-Tables and records that ship with the library.
-"""
+"""What outputs were made from: stamps and digests; JSON written whole; tables and records that ship with the library."""
 
 import csv
 import hashlib

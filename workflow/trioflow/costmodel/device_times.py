@@ -1,11 +1,14 @@
-"""Traces and a cost model for the device that is asked about, whatever device was traced.
+"""The time of every operator of a trace on the device that is asked about, whatever device was traced.
 
-What launches take the host: recorded, or of a platform, kernel by kernel or a CUDA graph at a time.
+`prepare_device_times` is the door: it chooses the cost model, and where the trace has no times of that device, or is of
+another one, `time_trace` writes predicted times into a copy of it, in the column ``device_ns`` where recorded ones
+stand. From there on they are read as recorded ones are; the trace's facts say that they are predicted, and their interval.
+Operators that did the same are predicted once (`predict_distinct`).
 
-Operators that did the same: a model that looks at rows is asked once for all that are equal.
+What launches take the host (`host_times`) is recorded, or of a platform, kernel by kernel or a CUDA graph at a time.
 
-Operator times that come from elsewhere, another simulator's, say, or a vendor's: a CSV file of at most four columns,
-``name`` (of the operator, with or without namespace), ``time_us``, and where they are needed ``phase`` and
+Operator times may come from elsewhere (`load_overrides`), another simulator's, say, or a vendor's: a CSV file of at most
+four columns, ``name`` (of the operator, with or without namespace), ``time_us``, and where they are needed ``phase`` and
 ``input_shapes`` such as ``[[8, 512], [1024, 512]]``. An operator takes the first row that fits it.
 """
 

@@ -1,11 +1,8 @@
-"""What a model of operator cost is asked, an operator's class, phase and sizes, and what it must answer.
+"""What decides an operator's cost, its class, its phase and three sizes, and what a model of it must offer.
 
-What decides an operator's cost: its class, its phase and three sizes.
-
-An operator belongs to a class by its own name, and a convolution also by its shapes, never by the
-workload that it was traced in.
-
-What a model of operator cost must offer, and how models of other packages are found.
+An operator belongs to a class by its own name (`classify`), and a convolution also by its shapes, never by the workload
+that it was traced in. Its sizes are FLOPs, bytes read and bytes written. `OperatorModel` is what every model of operator
+cost answers; `find_operator_model` finds how models of other packages are fitted.
 """
 
 from __future__ import annotations

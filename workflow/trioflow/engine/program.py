@@ -1,8 +1,8 @@
-"""What an engine executes: tasks and exchanges as plain numbers, checked once, and what it returns.
+"""What the engine executes: a task graph as plain numbers, checked once, and the times that it ends with.
 
-Exchanges: tasks that start and end together, their checks, and what they put on the network.
-
-What an engine executes, plain numbers checked once, and what it returns.
+`build_program` turns tasks into arrays: durations, and who waits for whom. Tasks that start and end together, a
+collective's members or a send and its receive, make an exchange; `make_exchanges` asks the planner for the time and the
+flows of each different one. The engine fills an `Execution`.
 """
 
 from __future__ import annotations

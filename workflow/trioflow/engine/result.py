@@ -1,15 +1,12 @@
-"""What a simulated step shows: who was busy when, what crossed the links, its summary, and the step drawn many times.
+"""What a simulated step shows: its timeline and summary, what crossed the links, and the step drawn many times.
 
-What a timeline says: who was busy, what was exposed, what the step waited for; sums have the bits of a plain loop.
+`summarize_tasks` says how long ranks computed and communicated, and what was exposed; its sums have the bits of a plain
+loop. A `Result` makes its tables when asked for. Links' traffic (`gather_traffic`) comes from the pieces of flows that
+an engine kept: bytes, rate over time, flows that shared a link. `find_confidence` weighs how far it can be trusted.
 
-What a simulation says: its timeline, its summary, what crossed the links, and how far it can be trusted.
-
-What crossed each link, from the pieces of flows that an engine kept: bytes, rate over time, flows that shared it.
-
-One task graph under many sets of times at once: what synchronised ranks lose when their times differ.
-
-Each task and exchange of a simulated step is multiplied, in each draw, by a factor; who waits for whom is worked out
-once. Links are not shared anew: flows take from one another what they did in that step.
+A `DrawnGraph` runs one task graph under many sets of times at once: what synchronised ranks lose when their times
+differ. Each task and exchange of a simulated step is multiplied, in each draw, by a factor; who waits for whom is worked
+out once. Links are not shared anew: flows take from one another what they did in that step.
 """
 
 from __future__ import annotations

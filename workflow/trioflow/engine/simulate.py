@@ -1,12 +1,12 @@
-"""What turns a graph's collectives into flows or messages: its plan's word, or the caller's; and one by itself.
+"""Simulate one training step: task graph and platform in, timeline and summary out; `simulate` is the door.
 
-Simulate one training step: task graph and platform in, timeline and summary out.
+`simulate_ends` runs the same graph again with the times of an interval's ends. Before it runs, a graph is prepared:
+collectives become flows, or an algorithm's messages where the plan or the caller names one, ranks that do the same are
+executed once (``folding.fold``), and collectives that nothing disturbs are one event, where exact.
 
 A collective's kernels take multiprocessors and memory bandwidth from what is computed beside them. A platform says by
 how much: ``compute_slowdown_during_collective``, 1 where it does not. A task of work w that runs beside collectives for
 a time o takes w + o (1 - 1/s): while they run it advances at one s-th of its rate.
-
-A task graph made ready to run: identical ranks once, undisturbed collectives as one event, where exact.
 """
 
 from __future__ import annotations

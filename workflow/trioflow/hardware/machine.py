@@ -1,20 +1,15 @@
-"""What a machine is made of, as values: devices with their data sheets, links, host.
+"""What a machine is made of: devices with their data sheets, links and host, as frozen values.
 
-Device sheets: what a GPU's maker says of it, each number beside its source.
+A `Platform` is data. It says what every rank's device can do, which directed links join the ranks,
+and what the host costs; where each number comes from travels with it in ``sources``.
 
-A sheet is a file ``data/devices/<name>.yaml``, or one of the user's own in
-``config/devices/`` of the working folder::
+A `DeviceSheet` is what a GPU's maker says of it, each number beside its source. A sheet is a file
+``data/devices/<name>.yaml``, or one of the user's own in ``config/devices/`` of the working folder::
 
     memory_bytes: {value: 48.0e9, source: NVIDIA A40 data sheet}
 
-Names are read with the words of ``data/device_names.json``; a new spelling is added there.
-
-Files of devices and platforms against their JSON schemas: numbers in ranges per quantity, errors in plain words.
-
-What one machine is made of, as frozen values.
-
-A platform is data. It says what every rank's device can do, which directed links join the ranks,
-and what the host costs; where each number comes from travels with it in ``sources``.
+Names are read with the words of ``data/device_names.json``; a new spelling is added there. Files are checked against
+their JSON schemas: numbers in ranges per quantity, errors in plain words.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Platform files: read, checked against the schema, and written.
+"""Platform files: read, checked against the schema, and written; `load_platform` is the door.
 
 In a file every number stands beside its source::
 
     memory_bytes: {value: 80.0e9, source: NVIDIA A100 data sheet}
 
-Its links are listed, or built by a builder by name and its signature, degraded where it says so, and checked.
-
-What measured runs showed of a platform beside its own numbers: the platform with it, and its file.
+Its links are listed, or built by a builder by name and its signature, degraded where it says so, and checked. What
+measured runs showed of a platform beside its own numbers lies in a file of its own (`correct_platform`).
 """
 
 import difflib

@@ -1,11 +1,9 @@
-"""Collectives over several nodes, and the network between nodes as measured by a user.
+"""Collectives over several nodes: measured inside a node, and between nodes as networks of such clusters were measured.
 
-The network between nodes as a user measured it: bus bandwidth and latency instead of the platform's own.
-
-Links between nodes get the measured rate, so that collectives, messages and what shares a card follow it alike; what
-was measured on other clusters is left out.
-
-Collectives over several nodes: measured inside a node, between nodes as networks of such clusters were measured.
+`NodeGroups.plan` is the door for a group of ranks; `open_platform` opens a platform by name, with the network between
+its nodes as a user measured it (bus bandwidth and latency) instead of the platform's own. Then links between nodes get
+the measured rate, so that collectives, messages and what shares a card follow it alike, and what was measured on other
+clusters is left out.
 """
 
 from __future__ import annotations

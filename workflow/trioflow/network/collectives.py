@@ -1,6 +1,8 @@
-"""Collectives as flows on links, undisturbed as long as measured or the ring's closed form, slowed by traffic beside.
+"""Collectives as flows on links: as long as measured, or as the ring's closed form says, while nobody else sends.
 
-Measured collectives hold for the links that they were measured over: other links change their times.
+`CollectivePlanner` is the door: of a collective's name, bytes and group it makes flows that last the measured time when
+undisturbed, and longer beside other traffic. Measured collectives hold for the links that they were measured over: other
+links change their times (`scale_to_links`). Groups over several nodes are ``network.across_nodes``'.
 """
 
 from __future__ import annotations

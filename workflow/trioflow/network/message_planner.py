@@ -1,6 +1,7 @@
-"""From collectives to their messages: which algorithm, between which nodes, how fast.
+"""Collectives message by message: which algorithm carries each out, between which nodes, and how fast.
 
-Collectives message by message: what an algorithm sends, and one collective of it.
+`MessagePlanner` is the door. A `MessagePattern` is an algorithm on so many members, `CollectiveMessages` one collective
+of it.
 """
 
 from __future__ import annotations

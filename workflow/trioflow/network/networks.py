@@ -1,10 +1,8 @@
-"""Networks: what one answers to the engine, networks by name, and the two that ship.
+"""How flows move over links: what a network must answer to the engine, and the networks that ship, by name.
 
-What a network is to the engine: flows go in, the ends of flows come out.
-
-A network whose links are shared in a max-min fair way, and flows that share them from one time on.
-
-Networks by name, trioflow's own and those of other packages; the plain one, where every flow has its route to itself.
+A `Network` takes flows and gives back the ends of flows. `FairShareNetwork` shares links in a max-min fair way among the
+flows that cross them at a time; in a `ContentionFreeNetwork` every flow has its route to itself. `make_network` makes
+one by name, trioflow's own or another package's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Routes: which links bytes take from one node to another, and the search for the best ones.
+"""Routes: which links bytes take from one node to another.
 
-Routes of many pairs are found at once, in arrays; between nodes with a choice the best ways are searched.
+Routes of many pairs are found at once, in arrays; between nodes with a choice the best ways are searched. `find_router`
+is the door.
 """
 
 from __future__ import annotations

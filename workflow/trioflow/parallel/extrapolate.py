@@ -1,12 +1,14 @@
-"""From the trace of one rank and a plan to the task graph of every rank, eager sends included.
+"""Build the task graph of every rank from the trace of one and a plan; `extrapolate` is the door.
 
-Eager sends: messages that move once they are sent, whether or not their receiver waits for them.
+In: the operators of one rank's step with their times on the device that is asked about (recorded, or predicted by
+``costmodel.device_times``), a plan, a batch and a platform. Out: a `TaskGraph` (of representatives where ranks do the
+same) whose metadata hold memory and how far compute may be off. Collectives and messages have sizes here and no times:
+``network`` gives them.
 
+Eager sends (`release_sends`) are messages that move once they are sent, whether or not their receiver waits for them.
 MPI and gloo keep small messages in a buffer, NCCL what its channels' buffers hold where it does not write into the
 receiver's memory. A receive becomes an arrival, matched with the send, beside its rank's work, and in its place a wait
 of no length. A sender is busy until its message has arrived; arrivals from one sender keep their order.
-
-From the trace of one rank and a plan to the task graph of every rank.
 """
 
 from collections.abc import Mapping, Sequence

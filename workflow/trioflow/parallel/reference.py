@@ -1,7 +1,9 @@
-"""Recorded times nearest to what a plan needs, and the work of operators at another size: what grows, what stays.
+"""The operators that a plan starts from, and their times at other sizes: what grows with the batch, what stays.
 
-Parameters, gradients, optimizer state and the operators on them never scale with the batch; activations do. The
-operator table keeps the two parts apart.
+Of several traces `choose_reference` takes the batch nearest to what is needed. Their times are recorded, or those that
+``costmodel.device_times`` predicted for another device, which stand in the same columns. `PricedModel` resizes them with
+a cost model. Parameters, gradients, optimizer state and the operators on them never scale with the batch; activations
+do. The operator table keeps the two parts apart.
 """
 
 from __future__ import annotations

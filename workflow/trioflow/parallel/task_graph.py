@@ -1,12 +1,11 @@
 """The task graph: what every rank has to do in one step, in which order, and where that comes from.
 
-Identical ranks kept once: one representative of each class, its members, and how to expand it.
+`TaskGraphBuilder` collects tasks, a `TaskGraph` is what comes of them, and the engine reads it.
 
-A *class* is a set of ranks that do the same tasks in the same order; its *representative* stands for them. *Groups* of
-ranks that stand for one another make a *family*: in data times tensor parallelism all ranks are one class,
-data-parallel groups one family, tensor-parallel ones another.
-
-Which ranks of a plan are alike: where they lie in a grid, and classes divided where something differs.
+Ranks that do the same are kept once (`Fold`). A *class* is a set of ranks that do the same tasks in the same order; its
+*representative* stands for them. *Groups* of ranks that stand for one another make a *family*: in data times tensor
+parallelism all ranks are one class, data-parallel groups one family, tensor-parallel ones another. Which ranks of a plan
+are alike follows from where they lie in a `Grid`; `split_fold` divides classes where something differs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A prediction: step time with its interval, its parts, memory, what it rests on, and samples of the step.
+"""A predicted training step: its time with an interval, its parts, its memory, what it rests on, and draws of it.
 
-A step in many draws of its spread: its distribution, who waits for whom, and which rank is late.
-
-The prediction of a step: its time with an interval, its parts, its memory, and what it rests on.
+`predict_step` simulates a step that was put together before and returns a `Prediction`. `draw_step` repeats it with
+other lengths of its work: the distribution of step times, who waits for whom, and which rank is late.
 """
 
 from __future__ import annotations

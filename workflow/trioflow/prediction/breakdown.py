@@ -1,14 +1,12 @@
 """What a step comes to: where its time goes, and for language models tokens, FLOPs, money, energy and goodput.
 
-Where a simulated step goes: by rank, by pipeline stage, by module of the model.
+`build_breakdown` divides a simulated step by rank, by pipeline stage or by module of the model. `describe_rates` and
+`describe_run` give the units of language-model training.
 
-A prediction in the units of language-model training: tokens, model FLOPs, money and energy.
-
-What is left of a long run when it is stopped by failures, and how often to save its state.
-
-Failures come at random (exponentially), also while state is saved or read back; work since the last checkpoint is lost
-(J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", 2006: the expected time of
-an interval in closed form).
+Goodput (`measure_goodput`) is what is left of a long run when it is stopped by failures, and how often to save its
+state. Failures come at random (exponentially), also while state is saved or read back; work since the last checkpoint is
+lost (J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", 2006: the expected time
+of an interval in closed form).
 """
 
 from __future__ import annotations

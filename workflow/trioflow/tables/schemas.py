@@ -1,8 +1,7 @@
-"""Every table that stages exchange, by name; its columns stand in ``data/tables/schemas.tsv``.
+"""Every table that stages exchange, by name: its columns, and how files of it are read, written and checked.
 
-What a column is: its type, meaning and unit; words that columns are restricted to; tables of columns.
-
-Tables on disk: read, written and checked by their schemas.
+Columns stand in ``data/tables/schemas.tsv``: type, meaning, unit, and the words that a column is restricted to.
+`read_table` and `write_table` are the doors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""How long a collective takes: curves measured on one platform, and what lies between them.
+"""How long a collective takes that was measured on one platform: curves over the message's size, and between them.
 
-One measured curve: the time of a collective over the size of its message.
-
-Collectives measured over whole nodes of a cluster, and the files of them that ship.
+A `MessageCurve` is the time of a collective over its bytes. `CollectiveCostModel` holds one for each operation and number
+of ranks. `BetweenNodes` holds collectives that were measured over whole nodes of a cluster, from files that ship.
 """
 
 from __future__ import annotations

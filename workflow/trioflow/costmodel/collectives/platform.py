@@ -1,10 +1,11 @@
-"""The collectives of one platform: methods that predict them by operation, ranks and bytes, and how far each may be off.
+"""The collectives of one platform: how long an operation over so many ranks and bytes takes, and how far that may be off.
 
-NCCL's form, and measured curves that it carries further; intervals by how far away a question is from what was measured.
+`PlatformCollectives` is the door. `MeasuredCurves` are carried to other sizes, ranks and operations by NCCL's form
+(`Nccl`); intervals go by how far away a question is from what was measured.
 
-NCCL's choice of algorithm and protocol by latency and bandwidth, scaled to measured times. The constants are those of a
-version of NCCL (``data/nccl_constants.json``). NCCL uses its times to choose, not to predict: a few factors scale them to
-what was measured and leave the choice alone.
+NCCL chooses algorithm and protocol by latency and bandwidth; `choose` repeats that with the constants of a version of
+NCCL (``data/nccl_constants.json``). NCCL uses its times to choose, not to predict: a few factors scale them to what was
+measured (`Calibration`) and leave the choice alone.
 """
 
 from __future__ import annotations

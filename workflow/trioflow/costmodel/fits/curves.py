@@ -1,6 +1,7 @@
-"""Fits of forms to operators, and of a curve for each class: least squares by scikit-learn and SciPy, and which of several candidates is chosen.
+"""Fit the curves of operators: collect the rows, fit each form, and choose one for each class of operators.
 
-The rows that operator models are fitted to: operators of all traces, and pairs of batches.
+Fits are least squares by scikit-learn and SciPy. Rows are operators of all traces, and pairs of batches
+(`collect_rows`, `pair_rows`). `fit_class_curves` is the door.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A GPU predicted from another one's trace by the fitted rule, with its interval and label.
+"""Operator times carried over to a GPU that nobody measured, by the fitted rule, with interval and label.
 
-An operator model of a GPU that nobody measured, derived from another GPU's.
+`carry_step` predicts a GPU from another one's trace, `derive_operator_model` an operator model of it from another GPU's.
 """
 
 from __future__ import annotations

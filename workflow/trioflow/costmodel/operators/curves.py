@@ -1,10 +1,11 @@
 """Forms of an operator's cost as a function of its sizes, and one curve for every class and phase of operators.
 
 ``costmodel.fits.curves`` fits them. Every form is monotone in every feature: its coefficients are not negative.
+`predict_rows` is the door, for rows as `sized_rows` makes them.
 
-Time of matrix products from tiles and waves, with a launch's constant: a device computes a product in tiles, one to a
-multiprocessor, wave after wave; the last wave is as long as a full one however few tiles it holds. That makes time grow in
-steps, which no slope over FLOPs follows.
+Matrix products have forms of tiles and waves with a launch's constant: a device computes a product in tiles, one to a
+multiprocessor, wave after wave; the last wave is as long as a full one however few tiles it holds. That makes time grow
+in steps, which no slope over FLOPs follows.
 """
 
 from __future__ import annotations

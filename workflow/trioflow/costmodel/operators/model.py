@@ -1,6 +1,7 @@
-"""The cost model of operators: how long one takes that was not measured, or not at this size; and two models without a fit.
+"""The cost model of operators: how long one takes that was not measured, or not at this size.
 
-Recorded operators at other sizes: monotone in the size, and at most in proportion to it.
+`OperatorCostModel.predict` gives times of operators, `OperatorCostModel.rescale` those of operators whose time is known
+at another size: monotone in the size, and at most in proportion to it.
 
 Every model of trioflow's own rescales through :func:`rescale_rows`. A model's curve says how a time
 changes; whatever it says, twice the batch takes neither less time nor more than twice. Where a data

@@ -1,11 +1,10 @@
-"""Half precision on tensor cores: tables of matrix products and of fused attention, and models that use them.
+"""Operator times of steps in bf16 and fp16, whose products run on tensor cores, from models that were fitted in fp32.
 
-Half precision on tensor cores: tables of single matrix products, and the file that ships.
-
-Public operator times of whole training steps are in fp32 and tf32. For steps in bf16 or fp16 the
-products, which tensor cores then compute many times faster, come from tables of single bf16
-products, fused attention from tables of its own (``attention``). Everything else moves bytes, and its
-bytes are those of the precision already.
+`in_precision` is the door: it wraps a model into a `PrecisionModel`. Public operator times of whole training steps are
+in fp32 and tf32. For steps in bf16 or fp16 the products, which tensor cores then compute many times faster, come from
+tables of single bf16 products (`ProductTable`), fused attention from tables of its own (`AttentionTable`), convolutions
+from the GPU whose convolutions were measured on tensor cores; all keep the share of the roofline that they reached
+there. Everything else moves bytes, and its bytes are those of the precision already.
 
 Grouped products of experts are priced as that many dense products of an expert's mean size. The only
 public tables of them time whole layers of an inference engine's fused kernel (gate and up as one
@@ -13,22 +12,15 @@ product, activation, down, sum over a token's experts), tuned for some shapes an
 Nothing is fitted to them: measured over predicted time of their layers is the band of every grouped
 product.
 
-Fused attention in half precision: its forward pass by tables, its gradient by published ratios.
-
-The tables are those of causal attention of inference engines: FlashAttention 2 on A100 and L40S, FlashAttention 3
-on Hopper, TensorRT-LLM's kernels on Blackwell. PyTorch's own operators run FlashAttention 2 on Hopper and cuDNN's
-kernel, as fast as the tables', on Blackwell, unless the step or an operator's name says otherwise.
+Fused attention has its forward pass by tables, its gradient by published ratios. The tables are those of causal
+attention of inference engines: FlashAttention 2 on A100 and L40S, FlashAttention 3 on Hopper, TensorRT-LLM's kernels on
+Blackwell. PyTorch's own operators run FlashAttention 2 on Hopper and cuDNN's kernel, as fast as the tables', on
+Blackwell, unless the step or an operator's name says otherwise.
 
 References
 ----------
 PyTorch, ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` (``check_prefer_cudnn_attention``: since 2.13, with a
 cuDNN above 9.15, cuDNN comes first on Hopper too: ``--attention cudnn``); torchtitan, ``models/attention.py``.
-
-An operator model for steps whose products run on tensor cores, at a precision that it was not fitted in.
-
-Products and fused attention are taken from tables of single ones, convolutions from the GPU whose
-convolutions were measured on tensor cores; both keep the share of the roofline that they reached
-there. Everything else goes by its bytes.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""A program laid out in the arrays that the compiled engine works on.
+"""The arrays that the compiled engine works on: a program laid out in rows, heaps, and where each counter is.
 
-What the compiled engine works on: rows of arrays, heaps, and where each counter is.
+`make_state` is the door.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""Rings, meshes and tori: ranks joined to their neighbours, without switches; and networks from a file, one link a row.
+"""Links of rings, meshes and tori, whose ranks are joined to their neighbours without switches, and of edge lists in files.
 
-What every builder of a topology is made with: pairs of links, checks, names.
+What every builder of a topology is made with stands here too: pairs of links, checks, names.
 """
 
 import itertools

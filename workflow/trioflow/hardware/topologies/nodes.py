@@ -1,16 +1,12 @@
-"""Machines of several nodes: any network inside a node, any network between nodes.
+"""Links of switches, PCIe trees and machines of several nodes: any network inside a node, any network between nodes.
+
+Networks of switches are one switch, NVSwitch boards, fat tree and dragonfly, beside ranks joined without any. In a PCIe
+tree ranks lie below switches, host bridges and sockets.
 
 References
 ----------
 Rails of leaf switches below spines, units of 20 nodes (A100) or 32 (H100): NVIDIA DGX SuperPOD reference
 architectures, 2021 to 2023 (from memory, not re-read).
-
-PCIe trees: ranks below switches, host bridges and sockets.
-
-Networks of switches: one switch, NVSwitch boards, fat tree, dragonfly; and ranks joined without any.
-
-References
-----------
 Fat tree: M. Al-Fares, A. Loukissas, A. Vahdat, A Scalable, Commodity Data Center Network Architecture, SIGCOMM 2008,
 doi:10.1145/1402958.1402967. Dragonfly: J. Kim, W. J. Dally, S. Scott, D. Abts, Technology-Driven, Highly-Scalable
 Dragonfly Topology, ISCA 2008, doi:10.1109/ISCA.2008.19.

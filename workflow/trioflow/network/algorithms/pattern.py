@@ -1,6 +1,7 @@
-"""The messages that one collective is made of, before and after it is known what waits for what.
+"""The messages that one collective is made of, and what each of them waits for.
 
-From a pattern to a schedule: what each message waits for, found from what it carries.
+Builders (``algorithms.builders``) put a `Pattern` together; `assemble` makes a `MessageSchedule` of it, in which what a
+message waits for follows from what it carries.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Peak memory of each rank: when it is reached, what fills it, and how likely it is to fit.
+"""Peak memory of each rank: when it is reached, what fills it, and how likely the step is to fit.
 
-The probability that a run's memory suffices, by how real runs ended that were predicted to need so much.
+`estimate_memory` is the door: it adds what allocators keep and libraries' workspaces to the profile of
+``memory.profile``. What lies outside the framework's allocator, context and communicators, is `count_outside`.
 
-What a rank needs is its allocated peak and a share of what its allocator would keep beside it, since a full allocator
-gives its cache back, but not what lies in pieces. The logarithm of the memory that a run really takes over that is
-logistic; a run survives where it is no more than what context and communicators leave of its device, but for a few that
-fail whatever they need. All four numbers come from runs that succeeded or ran out of memory
-(``data/memory_survival.tsv``).
-
-Peak memory of each rank: when it is reached, what fills it, and whether it fits.
+`Survival` says how likely a run is to fit, by how real runs ended that were predicted to need so much. What a rank needs
+is its allocated peak and a share of what its allocator would keep beside it, since a full allocator gives its cache
+back, but not what lies in pieces. The logarithm of the memory that a run really takes over that is logistic; a run
+survives where it is no more than what context and communicators leave of its device, but for a few that fail whatever
+they need. All four numbers come from runs that succeeded or ran out of memory (``data/memory_survival.tsv``).
 """
 
 import math

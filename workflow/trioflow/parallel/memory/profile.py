@@ -1,11 +1,10 @@
-"""Memory over one rank's step: when each allocation is made, when it is dropped, the peak between.
+"""The memory of one rank over its step: when each allocation is made, when it is dropped, and the peak between.
 
-PyTorch's allocators hand memory out and take it back when the host's program gets there, however late the device runs:
-in the order of the rank's tasks.
+`profile_rank` is the door. PyTorch's allocators hand memory out and take it back when the host's program gets there,
+however late the device runs: in the order of the rank's tasks.
 
-The memory that a step's operators use: one entry an allocation, sized for one rank.
-
-What no operator of the step made was there before: parameters, optimizer state, buffers, inputs.
+A `StorageTable` has one entry an allocation, sized for one rank. What no operator of the step made was there before:
+parameters, optimizer state, buffers, inputs.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The program of each rank: records of what its stages do, the graph it goes into, and operators run in blocks.
+"""What each rank's program is made of: records of a stage's work, and the builder that writes ranks into one task graph.
 
-Operators in blocks: attention of ranks that share a sequence, products of tensor-parallel ranks.
+`ProgramBuilder.add_ranks` writes the representatives of a plan's ranks. What one rank does is written by a subclass of
+`RankProgram`: ``programs.staged``, and ``programs.units`` under ``fully_shard``.
 
-The blocks of a product are computed while its input, or its result, travels piece by piece.
+Some operators run in blocks: attention of ranks that share a sequence (`attend`), and products of tensor-parallel ranks,
+whose blocks are computed while the input, or the result, travels piece by piece (`multiply`).
 
 References: Transformer Engine, ``common/comm_gemm_overlap/comm_gemm_overlap.cpp``,
 ``CommOverlapP2PBase::split_overlap_ag`` and ``split_overlap_rs``: as many pieces as ranks; a rank multiplies its own
 first, or last.
-
-The program of each rank: what its stages do and what that costs, as plain records, and the graph it goes into.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Pipeline parallelism: units, stages, micro-batches, messages and parameters between them.
+"""Cut a model into pipeline stages and a batch into micro-batches, and list parameters, gradients and buckets of each.
 
-The parameters of a model as one rank holds them, and which gradients and buffers travel together.
+`partition` balances units over stages, `split_batch` sizes micro-batches, `list_parameters` says what a rank holds, with
+or without a pipeline, and `build_buckets` which gradients travel together.
 
 References: PyTorch 2.13 ``torch/csrc/distributed/c10d/reducer.cpp`` (``compute_bucket_assignment_by_size``,
 ``rebuild_buckets``).

@@ -1,17 +1,14 @@
-"""Who holds, updates and reduces which parameters: optimizer operators, sharded units, ZeRO's partitions.
+"""Who holds, updates and reduces which parameters among data-parallel ranks: FSDP's units, ZeRO's partitions.
 
-Which parameters each operator of the optimizer updates, and a rank's part of its work.
-
-Whether a loop or one operator over all (``foreach``, ``fused``), a rank does the work, and holds the state, of its own
-parameters.
-
-What data-parallel ranks share: units of parameters and their shards, parts of the optimizer.
+Which parameters each operator of the optimizer updates is found first (`find_owners`): whether a loop or one operator
+over all (``foreach``, ``fused``), a rank does the work, and holds the state, of its own parameters.
 
 ``fsdp`` (and ``zero3``, the same) is ``fully_shard`` as PyTorch's own examples apply it: to each inner unit of the
-model's chain by itself, then to the whole model, whose root keeps what is left, the first and the last unit. ``zero2``
-is ``fully_shard`` with ``reshard_after_forward=False``, ``hsdp`` with a mesh of two dimensions. ``zero1`` is DDP with
-``ZeroRedundancyOptimizer``: each rank updates its part of the parameters and broadcasts them. Each stage of a pipeline
-has one of its own, and so have experts, over the ranks that hold the same ones.
+model's chain by itself, then to the whole model, whose root keeps what is left, the first and the last unit
+(`build_units`). ``zero2`` is ``fully_shard`` with ``reshard_after_forward=False``, ``hsdp`` with a mesh of two
+dimensions. ``zero1`` is DDP with ``ZeroRedundancyOptimizer``: each rank updates its part of the parameters and
+broadcasts them (`partition_optimizer`). Each stage of a pipeline has one of its own, and so have experts, over the ranks
+that hold the same ones.
 
 References: PyTorch 2.13 ``torch/distributed/fsdp/_fully_shard``,
 ``torch/distributed/optim/zero_redundancy_optimizer.py`` (``_partition_parameters``, ``_broadcast_params_from_rank``).
