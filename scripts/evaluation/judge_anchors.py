@@ -6,8 +6,7 @@ from trioflow.tables import write_table
 from trioflow_evaluation.published.judge import ANCHORS, judge_anchored_steps, measure_band
 
 with log_job(snakemake.log[0]):
-    files = snakemake.params.tables
-    anchors = judge_anchored_steps(snakemake.params.data, files["imports"], files["published"])
+    anchors = judge_anchored_steps(snakemake.params.data)
     provenance = stamp(snakemake.input)
     write_table(anchors, "anchors", snakemake.output.anchors, provenance, ANCHORS)
     write_json(snakemake.output.band, {**measure_band(anchors), "provenance": provenance})

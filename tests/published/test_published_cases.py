@@ -163,7 +163,7 @@ def test_the_rebuilt_interval_of_the_anchor_is_the_shipped_one(mirror: Path) -> 
     anchors = read_or_make(
         "published/anchors.parquet",
         lambda path: tables.read_table(path, "anchors", ANCHORS),
-        lambda: judge_anchored_steps(mirror, IMPORTS, TABLE),
+        lambda: judge_anchored_steps(mirror),
     )
     told = measure_band(anchors)
     assert (told["low"], told["high"]) == pytest.approx(load_band(), rel=1e-9)

@@ -18,7 +18,7 @@ import pandas as pd
 from trioflow.base.errors import InputError
 from trioflow.costmodel.device_times import nearest_model
 from trioflow.costmodel.features import FEATURES, Floats, base_class, resize_batch
-from trioflow.costmodel.fits.operators import MIN_RESIDUALS, DeviceData, fit_step_band
+from trioflow.costmodel.fits.operators import MIN_RESIDUALS, fit_step_band
 from trioflow.costmodel.new_gpu.carry import ASSUMED, NewGpuBand, NewGpuModel, derive_operator_model, floor_of
 from trioflow.costmodel.new_gpu.rules import (
     CARRY_OVER,
@@ -46,10 +46,10 @@ from trioflow_evaluation.fits.half_precision import read_tensor_products
 from trioflow_evaluation.fits.operators import (
     TEST,
     TRAIN,
-    PublishedDevice,
     benchmark_files,
     load_benchmarks,
     load_published,
+    pair_batches,
     without_workload,
 )
 
@@ -225,7 +225,6 @@ def _resize_steps(data_folder: str | Path, pairs: pd.DataFrame, fits: Fits) -> p
     sum measured at the target [s].
     """
     devices = [each for each in load_published(data_folder) if len(each.traces) > 1]
-    known: dict[str, DeviceData] = {}
     models: dict[tuple[str, str], OperatorCostModel] = {}
     rows = []
     for device in devices:
@@ -236,13 +235,10 @@ def _resize_steps(data_folder: str | Path, pairs: pd.DataFrame, fits: Fits) -> p
         if name is None:
             continue
         source = next(each for each in others if each.name == name)
-        for before, after in _batch_pairs(device):
+        for before, after in pair_batches(trace for trace in device.traces if trace.facts.mode is not None):
             workload = before.facts.workload
-            if name not in known:
-                alone = source.benchmarks()
-                known[name] = DeviceData.prepare(source.traces, source.limits, alone)
             if (name, workload) not in models:
-                curves = without_workload(known[name], workload).fit("shipped")
+                curves = without_workload(source.data, workload).fit("shipped")
                 models[name, workload] = OperatorCostModel("shipped", name, curves, {}, {}, {}, products=True)
             kept = leave_out(pairs, target.chip, workload)
             rule = NewGpuModel(fit_exponents(kept, fits), {}, {})
@@ -269,16 +265,6 @@ def fit_resizing(resized: pd.DataFrame) -> StepBand:
     """Return the interval of such steps; every chip weighs the same, whatever was measured on it."""
     frame = resized.assign(model=resized["workload"], workload=resized["chip"])
     return fit_step_band(frame, ["device", "case"], BASIS)
-
-
-def _batch_pairs(device: PublishedDevice) -> Iterator[tuple[Trace, Trace]]:
-    """Yield every two steps of one model and mode at different batches, in both orders."""
-    tables = [trace for trace in device.traces if trace.facts.mode is not None]
-    for before in tables:
-        for after in tables:
-            alike = (before.facts.workload, before.facts.mode) == (after.facts.workload, after.facts.mode)
-            if alike and before.facts.batch != after.facts.batch:
-                yield before, after
 
 
 _MIN_PAIRS = 12

@@ -11,8 +11,10 @@ Source: S. Lee et al., NeuSight, ASPLOS 2025; https://github.com/sitar-lab/NeuSi
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ import pandas as pd
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import digest_file
 from trioflow.base.units import us_to_ns
-from trioflow.costmodel.fits.operators import DeviceData, DeviceLimits, drop_equal, fit_device_model
+from trioflow.costmodel.fits.operators import DeviceData, DeviceLimits, drop_equal, fit_device_data, fit_device_model
+from trioflow.costmodel.operators.model import OperatorCostModel
 from trioflow.datasets.catalogue import MODEL_TABLES, SINGLE_OPERATORS, STEP_TRACES, load_catalogue
 from trioflow.hardware.machine import find_device
 from trioflow.trace.store import Trace
@@ -192,6 +195,7 @@ class PublishedDevice:
     traces: tuple[Trace, ...]  # Their fact ``workload`` is the model's name
     limits: DeviceLimits  # From the device's sheet
     folder: Path
+    _fitted: dict[tuple[str, str], OperatorCostModel] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def sheet_name(self) -> str:
@@ -201,6 +205,17 @@ class PublishedDevice:
     def benchmarks(self) -> pd.DataFrame:
         """Return the single operators."""
         return load_benchmarks(self.folder, self.name)
+
+    @cached_property
+    def data(self) -> DeviceData:
+        """All of it, as fits take it."""
+        return DeviceData.prepare(self.traces, self.limits, self.benchmarks())
+
+    def fit_without(self, workload: str, method: str = "shipped") -> OperatorCostModel:
+        """Return a form fitted to the other workloads, without single operators of the workload's sizes."""
+        if (workload, method) not in self._fitted:
+            self._fitted[workload, method], _ = fit_device_data(without_workload(self.data, workload), method)
+        return self._fitted[workload, method]
 
     def sources(self) -> dict[str, str]:
         """Return the digest of every file that the measurements come from, by relative path."""
@@ -224,6 +239,14 @@ def load_published(data_folder: str | Path, devices: Sequence[str] | None = None
     if not found:
         raise InputError("no published operator measurements here", file=folder, fix="run `snakemake data`")
     return [PublishedDevice(device, tuple(each), DeviceLimits.of(device), folder) for device, each in found.items()]
+
+
+def pair_batches(traces: Iterable[Trace]) -> Iterator[tuple[Trace, Trace]]:
+    """Yield every two steps of one workload and mode at different batches, in both orders."""
+    for one, other in permutations(traces, 2):
+        alike = (one.facts.workload, one.facts.mode) == (other.facts.workload, other.facts.mode)
+        if alike and one.facts.batch != other.facts.batch:
+            yield one, other
 
 
 def _neusight(path: Path, device: str) -> Trace:

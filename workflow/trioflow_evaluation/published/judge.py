@@ -38,13 +38,7 @@ from trioflow.trace.store import Trace
 
 from trioflow_evaluation import DATA
 from trioflow_evaluation.published.cases import PublishedRow, load_published_rows, rows_of_set
-from trioflow_evaluation.published.prediction import (
-    PreparedCase,
-    PublishedSource,
-    list_anchored_pairs,
-    prepare_case,
-    published_name,
-)
+from trioflow_evaluation.published.prediction import PreparedCase, PublishedSource, prepare_case, published_name
 
 ANCHORS = pa.schema(
     [
@@ -68,19 +62,17 @@ FEWEST = 8
 """Single-GPU steps that an interval of the anchor needs."""
 
 
-def judge_anchored_steps(data_folder: str | Path, imports_file: str | Path, table: str | Path) -> pd.DataFrame:
+def judge_anchored_steps(data_folder: str | Path) -> pd.DataFrame:
     """Judge the ways to anchor (``ANCHORS``) on every ordered pair of batches of one model on one GPU.
 
     Its operators are rescaled by a model that did not see the workload.
     """
-    from trioflow_evaluation.fits.operators import load_published
+    from trioflow_evaluation.fits.operators import load_published, pair_batches
 
-    source = PublishedSource.read(data_folder, imports_file, table)
     rows: list[dict[str, Any]] = []
     for device in load_published(data_folder):
-        source.keep_device(device)
-        for one, other in list_anchored_pairs(device):
-            model = source.fit_without(device.name, one.facts.workload)
+        for one, other in pair_batches(trace for trace in device.traces if trace.facts.measured_end_to_end_s):
+            model = device.fit_without(one.facts.workload)
             factor = other.facts.batch / one.facts.batch
             judged = judge_anchors(one, other, model, resize_batch(one.operators, factor))
             rows.append(

@@ -31,7 +31,6 @@ from trioflow.costmodel.collectives.platform import PlatformCollectives
 from trioflow.costmodel.device_times import DeviceTimes, prepare_device_times
 from trioflow.costmodel.features import Floats, OperatorModel, class_of_name
 from trioflow.costmodel.files import SHIPPED_MODELS
-from trioflow.costmodel.fits.operators import DeviceData, fit_device_data
 from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model
 from trioflow.costmodel.uncertainty import NONE as UNANCHORED
 from trioflow.costmodel.uncertainty import RATIO, anchor_step
@@ -50,7 +49,7 @@ from trioflow.trace.importers.detect import import_row
 from trioflow.trace.store import Trace, tensor_bytes
 
 from trioflow_evaluation.fits.collective_baselines import with_baselines
-from trioflow_evaluation.fits.operators import PublishedDevice, load_published, without_workload
+from trioflow_evaluation.fits.operators import PublishedDevice, load_published
 from trioflow_evaluation.published.cases import PublishedRow
 
 _DEFAULT_BANDWIDTH_BYTES_PER_S = 65.0e9
@@ -198,8 +197,6 @@ class PublishedSource:
     table_folder: Path  # where the table of cases lies; platforms given as files are beside it
     _traces: dict[str, Trace] = field(default_factory=dict, repr=False)
     _devices: dict[str, PublishedDevice] = field(default_factory=dict, repr=False)
-    _fit_data: dict[str, DeviceData] = field(default_factory=dict, repr=False)
-    _fitted: dict[tuple[str, str], OperatorCostModel] = field(default_factory=dict, repr=False)
 
     @classmethod
     def read(cls, data_folder: str | Path, imports_file: str | Path, table: str | Path) -> PublishedSource:
@@ -230,21 +227,6 @@ class PublishedSource:
             self._devices[name] = load_published(self.data_folder, [name])[0]
         return self._devices[name]
 
-    def keep_device(self, device: PublishedDevice) -> None:
-        """Remember what was read of a GPU, and let go of the data of others."""
-        self._fit_data.clear()
-        self._devices[device.name] = device
-
-    def fit_without(self, device_name: str, workload: str) -> OperatorCostModel:
-        """Return the form that ships, fitted to a GPU's other workloads, without single operators of the workload's sizes."""
-        if device_name not in self._fit_data:
-            device = self.published_device(device_name)
-            self._fit_data[device_name] = DeviceData.prepare(device.traces, device.limits, device.benchmarks())
-        data, key = self._fit_data[device_name], (device_name, workload)
-        if key not in self._fitted:
-            self._fitted[key], _ = fit_device_data(without_workload(data, workload), _SHIPPED_METHOD)
-        return self._fitted[key]
-
     @cached_property
     def shipped_models(self) -> dict[str, OperatorCostModel]:
         """The GPUs' models that ship, by their folder."""
@@ -261,7 +243,7 @@ class PublishedSource:
         """
         traced = find_device(traces[0].facts.device_name)
         key = published_name(traces[0])
-        models = {**self.shipped_models, traced.name: self.fit_without(traced.driver_name, key)}
+        models = {**self.shipped_models, traced.name: self.published_device(traced.driver_name).fit_without(key)}
         return prepare_device_times(traces, load_device(gpu).driver_name, models)
 
     def load_machine(self, row: PublishedRow) -> tuple[Platform, Collectives | None]:
@@ -278,17 +260,6 @@ class PublishedSource:
 def published_name(trace: Trace) -> str:
     """Return the workload's name in the published data: what a fit leaves out."""
     return str(trace.facts.model or "") or trace.facts.workload
-
-
-def list_anchored_pairs(device: PublishedDevice) -> list[tuple[Trace, Trace]]:
-    """Return every ordered pair of batches of a model whose whole steps were measured on a GPU."""
-    known = [t for t in device.traces if t.facts.measured_end_to_end_s]
-    return [
-        (a, b)
-        for a in known
-        for b in known
-        if a.facts.batch != b.facts.batch and (a.facts.workload, a.facts.mode) == (b.facts.workload, b.facts.mode)
-    ]
 
 
 LARGE_BYTES = 512 * 1024 * 1024

@@ -8,10 +8,8 @@ what the model is given.
 Collectives judged on messages and rank counts that no model saw.
 """
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,7 +35,7 @@ from trioflow.trace.store import Trace
 from trioflow_evaluation.fits.collective_baselines import BASELINES
 from trioflow_evaluation.fits.collectives import PLATFORMS, read_public_samples
 from trioflow_evaluation.fits.operator_baselines import ProportionalModel, fit_recorded
-from trioflow_evaluation.fits.operators import TEST, TRAIN, PublishedDevice, load_published, without_workload
+from trioflow_evaluation.fits.operators import TEST, TRAIN, PublishedDevice, load_published, pair_batches
 from trioflow_evaluation.tables import CLASSES, OPERATORS
 
 BATCH_CHANGE, LEFT_OUT, OPERATOR_DATA = "batch-change", "leave-workload-out", "operator-data"
@@ -88,34 +86,12 @@ def judge_pair(device: str, model: str, fitted: Any, source: Trace, target: Trac
     mode = str(source.facts.mode or "train")
     name = f"{source.facts.workload} {mode} {before} -> {after}"
     case = CaseFacts(BATCH_CHANGE, model, name, device, f"recorded at batch {before}")
-    recorded = recorded_times(source.operators)
     if model == "recorded":
         case = replace(case, source="operators measured at the target, summed")
-        found = None
-    else:
-        found = fitted.rescale(source.operators, resize_batch(source.operators, after / before))
-    rows = []
-    for phase in ("", "forward", "backward"):
-        mine, theirs = _phase(source.operators, phase), _phase(target.operators, phase)
-        oracle_s = float(recorded_times(target.operators)[theirs].sum())
-        measured_s = _measured_s(target, phase)
-        known_s = _measured_s(source, phase)
-        group = f"{mode} {phase}".strip()
-        if not mine.any() or not theirs.any():
-            continue
-        if found is None:
-            if measured_s:
-                answer = np.array([oracle_s, np.nan, np.nan])
-                rows.append(case.row(group, _END_TO_END, measured_s, answer, oracle_s=oracle_s))
-            continue
-        time_s, outside = _sum(found, mine)
-        step_s = float(recorded[mine].sum())
-        answer = time_s * _step_factors(model, fitted, "rescale", time_s / step_s)
-        rows.append(case.row(group, SUM, oracle_s, answer, oracle_s=oracle_s, extrapolated=outside))
-        if measured_s and known_s:
-            whole = answer / step_s * known_s
-            rows.append(case.row(group, _END_TO_END, measured_s, whole, oracle_s=oracle_s, extrapolated=outside))
-    if found is not None and _same_operators(source, target):
+        return list(_phase_rows(case, mode, None, None, source.operators, target, source))
+    found = fitted.rescale(source.operators, resize_batch(source.operators, after / before))
+    rows = list(_phase_rows(case, mode, fitted, found, source.operators, target, source))
+    if _same_operators(source, target):
         rows += _operator_rows(case, found, source.operators, target.operators)
     return rows
 
@@ -127,26 +103,44 @@ def judge_shapes(device: str, model: str, fitted: Any, trace: Trace) -> list[Row
     name = f"{trace.facts.workload} {mode} {trace.facts.batch}"
     case = CaseFacts(LEFT_OUT, model, name, device, "the device's other workloads")
     if model == "recorded":
-        known = fitted.known(operators)
-        operators = operators[~np.isnan(known)].reset_index(drop=True)
-        if operators.empty:
-            return []
-        return _operator_rows(case, fitted.predict(operators), operators, operators)
+        operators = operators[~np.isnan(fitted.known(operators))].reset_index(drop=True)
+        return _operator_rows(case, fitted.predict(operators), operators, operators) if len(operators) else []
     found = fitted.predict(operators)
-    rows = []
-    for phase in ("", *tables.PHASES):
-        mine = _phase(operators, phase)
-        if not mine.any():
-            continue
-        oracle_s = float(recorded_times(operators)[mine].sum())
-        time_s, outside = _sum(found, mine)
-        answer = time_s * _step_factors(model, fitted, "predict", 1.0)
-        group = f"{mode} {phase}".strip()
-        rows.append(case.row(group, SUM, oracle_s, answer, oracle_s=oracle_s, extrapolated=outside))
-        measured_s = _measured_s(trace, phase)
-        if measured_s:
-            rows.append(case.row(group, _END_TO_END, measured_s, answer, oracle_s=oracle_s, extrapolated=outside))
+    rows = list(_phase_rows(case, mode, fitted, found, operators, trace))
     return rows + _operator_rows(case, found, operators, operators)
+
+
+def _phase_rows(
+    case: CaseFacts,
+    mode: str,
+    fitted: Any,
+    found: pd.DataFrame | None,
+    operators: pd.DataFrame,
+    target: Trace,
+    source: Trace | None = None,
+) -> Iterator[Row]:
+    """Yield the rows of a step and of its phases: sums of operators, and what was measured end to end.
+
+    ``found``: predicted times of the operators; None sums those of the target. ``source``: the step at another batch that
+    these were recorded in, whose measured time the prediction scales; without it they are predicted from shapes.
+    """
+    recorded, there = recorded_times(operators), recorded_times(target.operators)
+    for phase in ("", *tables.PHASES):
+        mine, theirs = _phase(operators, phase), _phase(target.operators, phase)
+        if not mine.any() or not theirs.any() or (source and phase not in ("", "forward", "backward")):
+            continue
+        group, oracle_s, measured_s = f"{mode} {phase}".strip(), float(there[theirs].sum()), _measured_s(target, phase)
+        whole, outside = np.array([oracle_s, np.nan, np.nan]), 0.0
+        if found is not None:
+            time_s, outside = _sum(found, mine)
+            step_s, known_s = float(recorded[mine].sum()), _measured_s(source, phase) if source else None
+            change = ("rescale", time_s / step_s) if source else ("predict", 1.0)
+            answer = time_s * _step_factors(case.model, fitted, *change)
+            yield case.row(group, SUM, oracle_s, answer, oracle_s=oracle_s, extrapolated=outside)
+            measured_s = measured_s if known_s or not source else None
+            whole = answer / step_s * known_s if known_s else answer
+        if measured_s:
+            yield case.row(group, _END_TO_END, measured_s, whole, oracle_s=oracle_s, extrapolated=outside)
 
 
 def _phase(operators: pd.DataFrame, phase: str) -> Any:
@@ -376,11 +370,10 @@ def validate_batch_change(
     """
     rows: list[Row] = []
     for device in load_published(data_folder, devices):
-        judged = _Judged(device)
         workloads = sorted({trace.facts.workload for trace in device.traces})
         paired = [name for name in workloads if _pairs(device, name)]  # at two batches, in one mode
         for model in models:
-            for workload, fitted in judged.fit_without(model, paired):
+            for workload, fitted in _fit_without(device, model, paired):
                 for source, target in _pairs(device, workload):
                     rows += judge_pair(device.name, model, fitted, source, target)
     return _table(rows)
@@ -397,9 +390,8 @@ def _validate_left_out_workloads(
     rows: list[Row] = []
     for device in load_published(data_folder, devices):
         workloads = sorted({trace.facts.workload for trace in device.traces})
-        judged = _Judged(device)
         for model in (name for name in models if name != "proportional"):
-            for workload, fitted in judged.fit_without(model, workloads):
+            for workload, fitted in _fit_without(device, model, workloads):
                 for trace in _of(device, workload):
                     rows += judge_shapes(device.name, model, fitted, trace)
     return _table(rows)
@@ -459,39 +451,21 @@ def _pairs(device: PublishedDevice, workload: str) -> list[tuple[Trace, Trace]]:
     A raw profile splits a gradient into other operators than the table of the
     same step: it can be a target, as a sum, and no source.
     """
-    mine = sorted(_of(device, workload), key=lambda trace: trace.facts.batch)
-    return [
-        (a, b)
-        for a, b in itertools.permutations(mine, 2)
-        if a.facts.mode == b.facts.mode
-        and a.facts.batch != b.facts.batch
-        and str((a.facts.source_files or [""])[0]).endswith(".csv")
-    ]
+    traces = sorted(_of(device, workload), key=lambda trace: trace.facts.batch)
+    return [pair for pair in pair_batches(traces) if str((pair[0].facts.source_files or [""])[0]).endswith(".csv")]
 
 
-@dataclass(frozen=True)
-class _Judged:
-    """A GPU whose models are judged; its rows are read once for all of them."""
-
-    device: PublishedDevice
-
-    @cached_property
-    def data(self) -> DeviceData:
-        """Everything that was measured on the GPU."""
-        device = self.device
-        return DeviceData.prepare(device.traces, device.limits, device.benchmarks())
-
-    def fit_without(self, model: str, workloads: Sequence[str]) -> Iterator[tuple[str, OperatorModel | Any]]:
-        """Yield a model for every workload that did not see it."""
-        for workload in workloads:
-            if model == "proportional":
-                yield workload, ProportionalModel()
-            elif model == "recorded":
-                others = [t for t in self.device.traces if t.facts.workload != workload]
-                yield workload, fit_recorded(others)
-            else:
-                fitted, _ = fit_device_data(without_workload(self.data, workload), model)
-                yield workload, fitted
+def _fit_without(
+    device: PublishedDevice, model: str, workloads: Sequence[str]
+) -> Iterator[tuple[str, OperatorModel | Any]]:
+    """Yield a model for every workload that did not see it."""
+    for workload in workloads:
+        if model == "proportional":
+            yield workload, ProportionalModel()
+        elif model == "recorded":
+            yield workload, fit_recorded([trace for trace in device.traces if trace.facts.workload != workload])
+        else:
+            yield workload, device.fit_without(workload, model)
 
 
 def _split(benchmarks: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -557,9 +531,6 @@ def diagnose_published(
     data_folder: str | Path, method: str = "shipped", devices: Sequence[str] | None = None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return what :func:`diagnose` says of every GPU with published operators, or of ``devices`` by drivers' names."""
-    found = [
-        diagnose(DeviceData.prepare(each.traces, each.limits, each.benchmarks()), method)
-        for each in load_published(data_folder, devices)
-    ]
+    found = [diagnose(each.data, method) for each in load_published(data_folder, devices)]
     operators, classes = zip(*found, strict=True)
     return pd.concat(operators, ignore_index=True), pd.concat(classes, ignore_index=True)
