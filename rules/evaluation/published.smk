@@ -31,7 +31,6 @@ rule judge_anchors:
     params:
         library=library_digest("evaluation/judge_anchors"),
         data=f"{config['results']}/data",
-        tables=config["tables"],
     message:
         "judge ways from operators timed alone to whole steps, on one GPU"
     script:
