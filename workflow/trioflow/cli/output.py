@@ -1,6 +1,6 @@
-"""What a command says beside its text: tables for programs, warnings grouped, a sign that it is at work.
+"""What a command prints: tables and lines, grouped warnings, a sign that it is at work, and forms for other programs.
 
-Plain text tables and lines for people; options of the command from rows.
+Options of the command come from rows of a table (`add_options`).
 """
 
 from __future__ import annotations

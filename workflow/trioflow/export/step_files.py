@@ -1,6 +1,7 @@
-"""A simulated step as files: its timeline, what is made of it, curves over time, and its summary.
+"""A simulated step as files: its timeline, what is made of it, curves over time, its summary, and a trace for Perfetto.
 
-Timelines as traces that Perfetto opens (https://ui.perfetto.dev, or any copy of it): Chrome's JSON trace events.
+`simulate_experiment` writes those of an experiment of the workflow, `write_step` any step's. `write_perfetto` writes
+Chrome's JSON trace events, which Perfetto opens (https://ui.perfetto.dev, or any copy of it).
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """One rank of a measuring session: runs every series round robin and writes what it timed.
 
-Started as ``python -m trioflow.measure.worker JOB RANK``; the job is a JSON file.
+Started as ``python -m trioflow.measure.worker JOB RANK``; the job is a JSON file. Steps under a plan are real, built with
+PyTorch's own parallel modules (`make_parallel_step`).
 
-What collectives cost between the session's ranks, and parallel wrappers the host: the time of a tiny wrapped step less
-that of the same tiny step without the wrapper, less the tiny messages in between where there are any. No measured
-workload enters, so nothing that is judged does.
-
-Real training steps under a plan, built with PyTorch's own parallel modules.
+Series time what collectives cost between the session's ranks, and what parallel wrappers cost the host (`HostCosts`):
+the time of a tiny wrapped step less that of the same tiny step without the wrapper, less the tiny messages in between
+where there are any. No measured workload enters, so nothing that is judged does.
 """
 
 from __future__ import annotations

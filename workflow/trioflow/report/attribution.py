@@ -1,8 +1,7 @@
-"""How much of each experiment's error comes from which model: measured values in its place.
+"""What the error of each experiment is made of: parts of the step, with measured values in place of predicted ones.
 
-What an error is made of: parts of the step, measured values in place of predicted ones, sensitivities.
-
-An experiment of this machine, predicted again with something changed or taken from its measurement.
+`build_attribution` is the door of a run of this machine, whose experiments are predicted again with something changed
+(`Change`) or taken from their measurement; `explain_cases` of any cases. Sensitivities say what moves a prediction.
 """
 
 from __future__ import annotations

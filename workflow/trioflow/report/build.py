@@ -1,11 +1,9 @@
-"""The report of a run: its page of sections, error table and figures, written together.
+"""The report of a run: its page of sections, error table and figures, written together; `build_report` is the door.
 
-What the conformance tests compared with the real PyTorch: the table that ships, and its section.
-
-The tests run real ranks outside the workflow; ``docs/record_conformance.py`` writes the table, and
+`compare_rounds` puts measured rounds of each experiment beside the steps drawn for it: quantiles, and how far apart both
+lie. `read_conformance` reads what the conformance tests compared with the real PyTorch, a table that ships. These tests
+run real ranks outside the workflow; ``docs/record_conformance.py`` writes the table, and
 each test refuses to pass when it does not hold what it compares.
-
-Measured rounds of each experiment beside the steps drawn for it: quantiles, and how far apart both lie.
 """
 
 import tempfile

@@ -1,6 +1,4 @@
-"""The figures of the report, each one function of tables.
-
-Predicted and measured timelines of each rank, one under the other on one time axis.
+"""The figures of the report, each one function of tables; timelines too, predicted above measured on one time axis.
 
 Communication has two lanes in both: what compute of the rank hides, and what it
 does not, by the rule of ``engine.result.summarize_tasks``.

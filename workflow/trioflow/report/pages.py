@@ -1,8 +1,7 @@
 """What every page is made of: title, what was run, verdict, an ordered list of sections; all else is the same for all.
 
-The few pieces of HTML that pages are made of: tables, figures, paragraphs, lists.
-
-Numbers and facts as a reader of the report sees them.
+A `Page` holds `Section` after `Section`, and `write_page` writes it. Beside them stand the few pieces of HTML that pages
+use (tables, figures, paragraphs, lists), and numbers and facts as a reader sees them.
 """
 
 import json

@@ -1,8 +1,7 @@
-"""The sections of the report's page, each one function from tables to HTML.
+"""The sections of the report's page, each one function from tables to HTML, with the words under its figures.
 
-What a run found, in a few sentences, and the words under its figures.
-
-One experiment on the report's page: its timeline, what the step waits for, where its time goes.
+`describe_run` says in a few sentences what a run found; `render_experiment` shows one experiment: its timeline, what the
+step waits for, where its time goes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,6 +1,7 @@
 """From observed operators, the profiler's or another tool's, to a trace: identities, work, what grows with the batch.
 
-Which parameter each gradient belongs to, and in which order gradients become ready.
+`assemble_trace` is the door, where all sources of traces end. `join_gradients` says which parameter each gradient
+belongs to, and in which order gradients become ready.
 """
 
 from collections.abc import Mapping, Sequence

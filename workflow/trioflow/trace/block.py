@@ -1,6 +1,7 @@
-"""A repeated block of a model in a trace: its operators, and what flows through it.
+"""A repeated block of a model in a trace: its operators, and what flows through it; `find_block` is the door.
 
-Optimizer operators over the parameters of the whole model at once, foreach and fused: lists in one order.
+Optimizer operators over the parameters of the whole model at once, foreach and fused, have lists in one order
+(`Lists`), which a block has its part of.
 """
 
 from __future__ import annotations

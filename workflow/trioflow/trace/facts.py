@@ -1,16 +1,14 @@
-"""The facts of a trace: what ``trace.json`` says of the step beside its tables.
+"""The facts of a trace: what ``trace.json`` says of the step beside its tables; `Facts` has them by name.
 
 ``trace.json`` may leave out everything but the first four, and may hold more
 than is listed here: what other tools add is kept as it is.
 
-The program of one rank of a parallel run, as the facts of its trace hold it.
-
-``communication`` has an entry a message: ``op_id`` of its row; ``name``, a collective, ``send`` or
-``recv``; ``message_bytes`` as in ``tables.TASKS``; ``dtype``; ``ranks`` of its group, the root first;
-``group``, the communicator; ``asynchronous``, whether the stream goes on beside it; of a send or
-recv ``peer`` and, where messages overtake one another, ``tag``. ``program`` has ``rank`` and ``world_size``; ``streams``, the operators of each stream
-but the first by its number; ``waits``, pairs of an operator and an earlier one that it waits for
-beside the order of its stream.
+Of a rank of a parallel run they hold its program. ``communication`` has an entry a message (`Call`): ``op_id`` of its
+row; ``name``, a collective, ``send`` or ``recv``; ``message_bytes`` as in ``tables.TASKS``; ``dtype``; ``ranks`` of its
+group, the root first; ``group``, the communicator; ``asynchronous``, whether the stream goes on beside it; of a send or
+recv ``peer`` and, where messages overtake one another, ``tag``. ``program`` has ``rank`` and ``world_size``;
+``streams``, the operators of each stream but the first by its number; ``waits``, pairs of an operator and an earlier one
+that it waits for beside the order of its stream.
 
 Names, arguments and meaning of calls: the operators ``c10d``, ``_c10d_functional`` and ``_dtensor`` of
 PyTorch 2.13 (``torch/csrc/distributed/c10d/Ops.cpp``, ``Functional.cpp``).

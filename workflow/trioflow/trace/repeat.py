@@ -1,9 +1,7 @@
-"""Repeating one block of a trace by depth, for models too large to capture whole.
+"""A trace with one block of it repeated by depth, for models too large to capture whole; `repeat_block` is the door.
 
 A captured block's rows stand for those of every further one: each distinct event is measured once,
 as in G. Lu et al., "DistSim", CF 2023.
-
-The operator and tensor tables of a model in which one block occurs several times.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

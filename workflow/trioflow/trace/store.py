@@ -1,15 +1,10 @@
-"""A trace: its tables and facts, what must agree in them, its folder and its pack.
+"""A trace: the operator table, the tensor table and the facts of one step; its folder, its pack, and what must agree in it.
 
-Whether a trace, edited or not, agrees with itself: its tables with one another, and its facts with its tables.
-
-Each check names what must hold and finds the first row where it does not, over whole columns, so
-that loading stays fast.
-
-A trace in one file: its tables and facts with their digests, to carry from one site to another.
-
-A trace on disk: the operator table, the tensor table and the facts of one step.
-
-What a trace holds, in one row: its source, its size, and how much of the device's time it explains.
+`load_trace` and `save_trace` read and write a folder; `pack_trace` puts tables and facts with their digests into one
+file, to carry from one site to another. `check_trace` says whether a trace, edited or not, agrees with itself: its
+tables with one another, and its facts with its tables. Each check names what must hold and finds the first row where it
+does not, over whole columns, so that loading stays fast. `summarise_trace` is a trace in one row: its source, its size,
+and how much of the device's time it explains.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Tensors and FLOPs of operators: identities, categories, what grows with the batch.
 
-Floating-point operations of one operator, from its shapes; multiply and add count as two.
+`count_flop` counts from an operator's shapes, multiply and add as two, as PyTorch's ``torch.utils.flop_counter``: only
+matrix products, convolutions and attention count.
 
-As PyTorch's ``torch.utils.flop_counter``: only matrix products, convolutions and attention count.
-
-Telling tensors apart: identities, categories, and what grows with the batch.
-
-The profiler reuses tensor and storage ids once memory is freed, so identities
+`TensorTracker` tells tensors apart. The profiler reuses tensor and storage ids once memory is freed, so identities
 hold only between two writes: every operator that returns memory that none of
 its inputs owns starts a new storage. That may happen inside one operator: what
 it returns can lie where a passing result lay that autograd keeps something of.

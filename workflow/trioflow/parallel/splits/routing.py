@@ -1,8 +1,10 @@
 """How a router spreads tokens over experts: equally, by a power law, or by shares that somebody measured.
 
-Which rank gets how much follows from that: consecutive experts lie on one rank, and the ranks of an exchange wait for
-the one with most. Ranks are kept alike: each layer takes as long on all as on its fullest rank, which is exact for
-time, since every exchange waits for it, and a bound from above for a rank's memory and for what a rank computes alone.
+`find_expert_layers` finds the layers of experts in a trace: those whose forward runs grouped products. `set_routing` is
+the door. Which rank gets how much follows from that: consecutive experts lie on one rank, and the ranks of an exchange
+wait for the one with most. Ranks are kept alike: each layer takes as long on all as on its fullest rank, which is exact
+for time, since every exchange waits for it, and a bound from above for a rank's memory and for what a rank computes
+alone.
 
 The power law is that of AIConfigurator's tables of experts (``collector``, ``sample_power_law``): an expert's tokens x
 have the density x ** -exponent between 1 and 0.8 times the tokens of the exchange, are scaled to what all experts get,
@@ -12,8 +14,6 @@ trained to balance its loads stays near equal ones, so that a step under it is a
 Consecutive experts are what gates of benchmarks choose (NeMo Automodel's ``FakeBalancedGate``): token i has those from
 i times its number of experts on. All get equally many, but a token's own lie on one or two ranks, to which it is handed on
 once (``expert_domain``); where each copy travels by itself, as many bytes do.
-
-Layers of experts in a trace: those whose forward runs grouped products.
 """
 
 from __future__ import annotations

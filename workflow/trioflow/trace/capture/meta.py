@@ -1,6 +1,4 @@
-"""The operator graph of a training step without a device: shapes and work, no times.
-
-Profiling a step on fake tensors: shapes without memory, and no computing.
+"""The operators of a training step without a device, on fake tensors: shapes and work, no times; `capture_meta` is the door.
 
 The profiler sees the operators that a real step would run, from the outermost
 call down to where PyTorch hands over to the fake tensors' rules. What these do

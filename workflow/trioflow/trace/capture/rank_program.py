@@ -1,12 +1,10 @@
-"""One process runs a user's own sharded step as a rank of many (PyTorch's ``fake`` process group): a trace.
+"""The trace of a user's own sharded step, which one process runs as a rank of many; `capture_rank` is the door.
 
-Recording a rank's step below autograd: every operator on local tensors, every message.
-
-A mode of PyTorch's dispatcher sees what a step runs once sharded tensors have been replaced by the
-rank's own parts, so that shapes and work are the rank's. The same holds for real tensors and for
-fake ones. What a compiled graph runs is not dispatched and not seen.
-
-Which stream each call of a step goes to, and which streams wait for one another.
+The other ranks are PyTorch's ``fake`` process group. The step is recorded below autograd: every operator on local
+tensors, every message, which stream each call goes to, and which streams wait for one another. A mode of PyTorch's
+dispatcher sees what a step runs once sharded tensors have been replaced by the rank's own parts, so that shapes and work
+are the rank's. The same holds for real tensors and for fake ones. What a compiled graph runs is not dispatched and not
+seen.
 """
 
 from __future__ import annotations

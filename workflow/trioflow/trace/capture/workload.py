@@ -1,10 +1,7 @@
-"""Capturing one training step on one rank: the step, its process, profiles and environment.
+"""Capture one training step on the device at hand: profiles, step times and environment; `capture_workload` is the door.
 
-The training step that is captured on one rank and measured on many.
-
-The process that is measured: alone on its machine, one thread on a core of its own, memory that stays mapped.
-
-Capturing one training step on the device at hand: profiles, step times, environment.
+The step (`TrainingStep`) is captured on one rank and measured on many. The process that is measured is alone on its
+machine (`exclusive_measurement`), with one thread on a core of its own, and memory that stays mapped.
 """
 
 import ctypes

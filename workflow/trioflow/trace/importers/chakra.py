@@ -1,13 +1,11 @@
-"""A trace from one rank's Chakra execution trace, by what the file holds.
+"""A trace from one rank's Chakra execution trace, by what the file holds; `import_chakra` is the door.
 
-PyTorch's converter keeps the host's nested calls with times and kernels; generators, and trioflow,
-a flat graph. A set has a file a rank, ``PREFIX.<rank>.et``, and says the ranks of its groups in
-``PREFIX.comm_groups.json`` (trioflow), in what ASTRA-sim takes as its communicator groups
+PyTorch's converter keeps the host's nested calls with times and kernels, the same events as in Kineto's profile, so they
+are read as one; generators, and trioflow, a flat graph. A set has a file a rank, ``PREFIX.<rank>.et``, and says the
+ranks of its groups in ``PREFIX.comm_groups.json`` (trioflow), in what ASTRA-sim takes as its communicator groups
 (``PREFIX.json``, ``comm_group.json``), or in PyTorch's metadata of process groups.
 
 Source: astra-sim/astra-sim, ``Workload.cc`` (which ranks a collective is of), mlcommons/chakra, ``converter``.
-
-Chakra files that PyTorch's converter wrote: the same events as in Kineto's profile, so they are read as one.
 """
 
 import json

@@ -1,11 +1,9 @@
-"""The nodes of one Chakra file: read, checked, and put in an order that their dependencies allow.
-
-Chakra's messages, built at run time from their description, and files of them.
+"""The nodes of one Chakra file: read, checked, and put in an order that their dependencies allow; files written too.
 
 A Chakra file is one ``GlobalMetadata`` and then ``Node`` messages, each behind
 its length as a varint; its JSON form, which ``chakra_jsonizer`` writes, has the
-same messages one after another, or as a list, gzipped or not. Field numbers: et_def.proto of mlcommons/chakra at
-21585d8.
+same messages one after another, or as a list, gzipped or not. Messages are built at run time from their description.
+Field numbers: et_def.proto of mlcommons/chakra at 21585d8.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
-"""NeuSight's operator tables: one transformer layer with embeddings and head, on one GPU.
+"""A trace from NeuSight's operator tables: one transformer layer with embeddings and head, on one GPU.
 
 A table is a traced torch.fx graph with times; the ``.json`` beside it says how often the layer
 occurs and how long the model took. Folder and file name hold GPU, model, train or inf, sequence and
-batch.
+batch. The graph's nodes become a step's operators (`StepBuilder`): forward in its order, backward in the reverse. The
+table says how long a gradient takes; what it reads and returns follows from the operator.
 
 Source: S. Lee et al., NeuSight, ASPLOS 2025; https://github.com/sitar-lab/NeuSight,
 ``scripts/asplos/label``.
-
-From the nodes of a torch.fx graph to a step's operators: forward in its order, backward in the reverse.
-
-The table says how long a gradient takes; what it reads and returns follows from the operator.
 """
 
 import re

@@ -1,10 +1,7 @@
-"""Traces in TrioSim's own format (https://github.com/sarchlab/triosim): ``trace.csv`` and ``tensor.csv``.
+"""A trace from TrioSim's own format (https://github.com/sarchlab/triosim): ``trace.csv`` and ``tensor.csv``.
 
 An operator's time is the union of its kernels' intervals: the other column counts gaps in which the
-device waits.
-
-What a TrioSim trace does not spell out: parameters, who differentiates whom, what nodes work on.
-
+device waits. What the files do not spell out is found here: parameters, who differentiates whom, what nodes work on.
 Some sources keep a whole node of the backward pass as one operator, named
 after the node: ``autograd::engine::evaluate_function: ConvolutionBackward0``.
 """

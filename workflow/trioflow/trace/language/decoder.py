@@ -1,12 +1,11 @@
-"""The decoder-only network that a configuration describes, as PyTorch runs it.
+"""The decoder-only network that a configuration describes, as PyTorch runs it; `build_language_model` is the door.
 
 Modules have the names that models of the Llama family share in transformers, so that plans find the layers to
 split. Fused layers are Megatron Core's: one product for queries, keys and values, group by group of heads, another for
 gate and up.
 
-The kernels of a decoder beside its products, by the words of ``--fusion``: what PyTorch runs, or what stands for a fused one.
-
-A fused kernel is an operator that moves as many bytes: normalisation without a mean stands as PyTorch's layer
+Kernels beside the products go by the words of ``--fusion`` (`Kernels`): what PyTorch runs, or what stands for a fused
+one. A fused kernel is an operator that moves as many bytes: normalisation without a mean stands as PyTorch's layer
 normalisation without a bias, the rotation of queries and keys as one multiplication by a table, a fused gated
 activation as a product of gate and up, in Megatron Core's fused layers as ``glu``.
 

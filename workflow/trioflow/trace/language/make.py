@@ -1,8 +1,7 @@
-"""The trace of a language model's training step, made on fake tensors and kept for the next time.
+"""The trace of a language model's training step, made on fake tensors and kept for the next time; `make_trace` is the door.
 
-Linear layers of blocks in FP8, as Transformer Engine runs them, put into the trace of a step in bf16.
-
-All three products of each linear layer and of each expert's are computed in FP8, with results in
+Linear layers of blocks in FP8, as Transformer Engine runs them, are put into the trace of a step in bf16
+(`cast_products`). All three products of each linear layer and of each expert's are computed in FP8, with results in
 bf16. What they read is cast before: activations where a layer first reads them, once for all layers
 that read the same, and the gradients of their results. Hopper multiplies FP8 factors along their
 last dimension only, so each cast writes a copy and a transposed one, of which one is kept for

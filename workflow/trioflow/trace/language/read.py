@@ -1,4 +1,4 @@
-"""From a name or a file to a language model, and to the trace of its training step.
+"""From a name or a file to a language model, and to the trace of its training step (`find_configuration`, `trace_of`).
 
 What reads a file is registered: Hugging Face's, Megatron-LM's, nanotron's and launch configurations by ``formats``.
 """

@@ -1,6 +1,7 @@
 """A decoder-only language model by its sizes: what decides the work of a training step, and nothing else.
 
-What a configuration file says: the model, and where it says so how it is trained.
+A `LanguageModel` has the sizes, a `LanguageStep` says how a step of it is run; a `Configuration` is what a file says:
+the model, and where it says so how it is trained. A network that is no such decoder is a `ConfiguredModel`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Kineto's Chrome trace, of any size, read into columns: many events at once, and of each what trioflow reads.
+"""Kineto's Chrome trace, of any size, read into columns; `read_profile` is the door.
 
-The events of a profile as columns; events are built for a window of it.
+Many events are decoded at once, and of each what trioflow reads; events are built for a window of the profile.
 """
 
 import gzip

@@ -1,16 +1,12 @@
-"""From a raw profile to the operator and tensor tables, and whether its parts agree.
-
-From the events of a profiled step to observed operators.
-
-Whether what a profile says agrees with itself and with the execution trace of the same step.
-
-The same call stands on host and device, in one file and the other: where accounts differ, something
-was lost. Each doubt is a sentence with the number of cases and the first of them.
-
-Merging a raw profile into the operator and tensor tables.
+"""From a raw profile to the operator and tensor tables, and whether its parts agree; `merge_trace` is the door.
 
 An operator is an outermost ATen (or library) one; on a CPU its device time is its own and its
-children's self time, the host's before it (interpreter, autograd engine) kept apart.
+children's self time, the host's before it (interpreter, autograd engine) kept apart. `observe_step` makes observed
+operators of a step's events.
+
+`list_doubts` says whether a profile agrees with itself and with the execution trace of the same step. The same call
+stands on host and device, in one file and the other: where accounts differ, something was lost. Each doubt is a sentence
+with the number of cases and the first of them.
 """
 
 import re

@@ -1,6 +1,7 @@
-"""Where the training steps of a profile lie, how far apart the device ends them, and what each holds, one at a time.
+"""The training steps of a profile: where they lie, what each holds, one at a time, and how long its operators take.
 
-Times of a step's operators: from one profiled step or the medians of several, and how far these differ.
+Times are those of one profiled step or the medians of several (`median_times`), with how far these differ
+(`measure_repeats`); `find_period_ns` says how far apart the device ends steps.
 """
 
 from __future__ import annotations

@@ -1,28 +1,25 @@
-"""Workloads that can be captured and measured: model, data, loss, optimizer.
+"""Workloads that can be captured and measured: model, data, loss, optimizer; `build_workload` is the door.
 
 A row of a table goes in, a `Workload` comes out, built from the row with a seed; nothing is
 downloaded. The family ``transformer``, GPT-2-like or BERT-like, is built here from sizes alone.
 
-Frozen parameters, and low-rank adapters (LoRA) beside frozen linear layers.
-
-Adapters have PEFT's names and arithmetic: what ``lora_A.default`` and ``lora_B.default`` make is scaled and added to
+`adapt_model` freezes parameters and puts low-rank adapters (LoRA) beside frozen linear layers. They have PEFT's names
+and arithmetic: what ``lora_A.default`` and ``lora_B.default`` make is scaled and added to
 the result of ``base_layer``. Those of a model in half precision without main weights are in fp32.
 
-References
-----------
-E. J. Hu et al., LoRA, arXiv 2106.09685. PEFT 0.17: ``tuners/lora/layer.py`` (``Linear.forward``),
-``tuners/tuners_utils.py`` (``cast_adapter_dtype``), ``utils/constants.py`` (default targets).
-
-Language models of transformers, built from published configurations; nothing is downloaded.
-
+Language models of transformers are built from published configurations (`build_transformers`).
 Every model has its language-modelling head and its published dropout. Attention
 is PyTorch's ``scaled_dot_product_attention`` for all of them. It is called
 without a mask: the sequences here are neither padded nor packed, and the check
 for that in transformers reads values back from the device, which neither a
 step on a GPU nor a model without values should wait for.
-
 A whole model hands more than activations from block to block (positions,
 masks); these modules compute the rest anew in every stage.
+
+References
+----------
+E. J. Hu et al., LoRA, arXiv 2106.09685. PEFT 0.17: ``tuners/lora/layer.py`` (``Linear.forward``),
+``tuners/tuners_utils.py`` (``cast_adapter_dtype``), ``utils/constants.py`` (default targets).
 """
 
 from collections import OrderedDict

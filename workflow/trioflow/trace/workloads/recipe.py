@@ -1,15 +1,11 @@
-"""Recipes of workloads: model, data and loss, of torchvision and of a user's own.
+"""What every kind of workload hands to `build_workload`, a recipe of model, data and loss: torchvision's and a user's own.
 
-What every kind of workload hands to the door: a `WorkloadRecipe` of model, data and loss.
-
-Convolutional networks of torchvision, and where a pipeline can cut them.
-
+Convolutional networks of torchvision (`build_torchvision`) say where a pipeline can cut them.
 With a CPU-only torch the compiled part of torchvision cannot load, and
 importing it fails because the schemas of two operators are missing. Models that
 detect nothing need neither operator, so their schemas alone are defined, and only then.
 
-A user's own model, named ``module:function``.
-
+A user's own model (`build_user_model`) is named ``module:function``.
 The function takes nothing, or one argument: the workload's row as a mapping
 (``sequence``, ``layers``, ... where they were given). It returns either
 
