@@ -1,8 +1,8 @@
-"""The description of a sweep, ``config/sweeps/<name>.yaml``: read, checked, and spelled out.
+"""The description of a sweep, ``config/sweeps/<name>.yaml``: read, checked, and spelled out as scenarios.
 
-Scenarios as columns of a frame: a hundred thousand spelled out, told apart and sorted in a fraction of a second.
-
-The parameters of a scenario: their names, limits, defaults and meanings, and the plan they give.
+`load_sweep` is the door. The parameters of a scenario have names, limits, defaults and meanings, and give a plan
+(`resolve_plan`). `Scenarios` are columns of a frame: a hundred thousand are spelled out, told apart and sorted in a
+fraction of a second.
 """
 
 from __future__ import annotations

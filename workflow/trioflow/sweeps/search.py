@@ -1,6 +1,7 @@
-"""The search for a plan: estimate thousands, simulate the best in full, rank them.
+"""The search for a plan: estimate thousands, simulate the best in full, rank them; `search` is the door.
 
-What a search for plans found: those tried together, those simulated, in order, and what became of the others.
+A `SearchResult` says which plans were simulated, in order, which variants were tried together, and what became of the
+others.
 """
 
 import math

@@ -1,8 +1,7 @@
 """The page of nanotron's runs: steps and memory, predicted beside measured, and why others failed.
 
-What was aimed at on nanotron's runs beside what was reached, and by ways that simulate nothing; without torch.
-
-The page's section on Megatron-LM's peaks: how far off, case by case, and which are refused; without torch.
+Beside what was reached stand aims, and ways that simulate nothing. A section is on Megatron-LM's peaks: how far off, case
+by case, and which are refused. Nothing here imports torch.
 """
 
 import math

@@ -1,8 +1,7 @@
-"""The step times of nanotron's runs, predicted by what ``simulate`` calls, beside what was measured.
+"""Step times and memory of nanotron's runs, predicted by what ``simulate`` calls, beside what was measured.
 
-The memory of nanotron's runs, predicted by what ``simulate`` calls, beside what was measured.
-
-nanotron's 1,765 runs on 8 to 512 H100, and 2,339 that failed: what they ran, and what was measured.
+`judge_steps` and `judge_memory` are the doors. `read_runs` reads 1,765 runs on 8 to 512 H100, and 2,339 that failed: what
+they ran, and what was measured.
 
 References
 ----------

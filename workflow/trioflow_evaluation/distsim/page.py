@@ -1,8 +1,7 @@
 """The page of DistSim's evaluation, repeated on our own runs.
 
-The sections of the page of DistSim's evaluation, and what profiling, simulating and running cost.
-
-Figures of DistSim's evaluation: its own numbers as dashed lines, everything else ours.
+Its sections also say what profiling, simulating and running cost. In figures DistSim's own numbers are dashed lines,
+everything else is ours.
 """
 
 import shutil

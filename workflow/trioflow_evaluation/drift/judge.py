@@ -1,6 +1,6 @@
-"""Judged: what half of a recorded job's steps say of the other half's, and what made its steps slow; and the page of both.
+"""Judge drift in recorded jobs: what half of a job's steps say of the other half's, what made steps slow; and the page.
 
-Steps of recorded jobs as one task graph, and what each task took in each step.
+`judge_drift` is the door. The steps of a `Job` are one task graph, with what each task took in each step.
 
 A rank's operations follow one another; a send and a recv that start at the same instant are one call and
 run at once. Operations of several ranks end together: between two stages, over the replicas of a stage,

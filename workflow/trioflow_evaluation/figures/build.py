@@ -1,6 +1,6 @@
 """The data of a figure, from the tables that its rule names.
 
-The drawings of all figures: errors and times of predictions, shares of a step, the simulator's speed, the case studies.
+`make_figure` is the door. Drawings show errors and times of predictions, shares of a step, the simulator's speed, the case studies.
 """
 
 import itertools

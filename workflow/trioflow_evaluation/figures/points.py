@@ -1,6 +1,6 @@
-"""Panels of lines and dots at the width of a paper's column: small, but with no text under seven points.
+"""Rows of the figures (runs of this machine, public cases, predictions that nobody measured), and their panels.
 
-Rows of the figures: runs of this machine, public cases, predictions that nobody measured.
+Panels have lines and dots at the width of a paper's column: small, but with no text under seven points.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

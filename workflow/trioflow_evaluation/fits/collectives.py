@@ -1,8 +1,7 @@
 """The collectives that ship: fitted from public tables, and measured over whole nodes of a cluster.
 
-Public measurements of NCCL, each format read into one table of samples.
-
-Samples have the columns of ``tables.COLLECTIVE_SAMPLES`` and two more: ``nodes`` (machines that the ranks are spread
+`fit_published` is the door. Public measurements of NCCL, each format its own, are read into one table of samples
+(`read_public_samples`), which have the columns of ``tables.COLLECTIVE_SAMPLES`` and two more: ``nodes`` (machines that the ranks are spread
 over) and ``dataset`` (name in the catalogue of public data). Message sizes follow ``tables.TASKS``: a rank's buffer, the
 whole result of an all_gather, the whole input of a reduce_scatter.
 """

@@ -1,6 +1,6 @@
 """The fit of the new-GPU rule: exponents, and how far each rule misses GPUs and workloads left out.
 
-What public data says of GPUs that nobody saw: every pair of GPUs, read once, and the model fitted to all.
+`PublicPairs` has every pair of GPUs in public data, read once; `fit_new_gpu_model` fits to all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The page of public cases: measured steps of many GPUs beside predictions of them, and its figures.
 
-The sections of the page of public cases: scores, cases, scaling, causes, what others report.
+Its sections are scores, cases, scaling, causes, and what others report; `build_published_page` is the door.
 """
 
 import math

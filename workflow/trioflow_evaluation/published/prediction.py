@@ -1,8 +1,9 @@
 """One public case predicted: traces, models that never saw its workload, plan and machine in; a step out.
 
-Baselines of public cases: TrioSim's public rules and an analytical model.
+`prepare_case` is the door. Baselines of public cases are TrioSim's public rules (`predict_by_triosim`) and an
+`AnalyticalModel`.
 
-What its public code (commit 3fb3c06) printed for its VGG-13 trace (held in
+What TrioSim's public code (commit 3fb3c06) printed for its VGG-13 trace (held in
 ``tests/published/test_triosim_traces.py``): times and tensors are proportional to the batch,
 parameters too; a replica's optimizer never waits for communication; any all-reduce takes its bytes
 over one bandwidth. Pipelines of several micro-batches, which that code lets a device run at once,

@@ -1,8 +1,7 @@
 """Hop on ring-based and double-ring graphs: what backup workers and their kin gain.
 
-The case study of the TrioSim paper, and the rest of Hop's protocol beside it.
-
-Hop: decentralised training whose workers wait for their neighbours only.
+Hop is decentralised training whose workers wait for their neighbours only (`simulate_hop`). `study_hop` is the case study
+of the TrioSim paper, and the rest of Hop's protocol beside it.
 """
 
 import heapq

@@ -1,6 +1,6 @@
 """The page of case studies: what the simulator says where nothing was measured.
 
-What the page of case studies says of each: its tables, what was swept, what was assumed.
+It says of each its tables, what was swept, and what was assumed.
 """
 
 import shutil

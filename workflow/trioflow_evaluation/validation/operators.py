@@ -5,7 +5,7 @@ and the single operators of its shapes. What is left fits the model and its
 intervals. When a batch changes, the recorded operators of the source batch are
 what the model is given.
 
-Collectives judged on messages and rank counts that no model saw.
+Collectives are judged on messages and rank counts that no model saw (`validate_collectives`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

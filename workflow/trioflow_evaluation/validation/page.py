@@ -1,6 +1,6 @@
 """The page of cost models and its figures: every model on every measured case, from models that never saw it.
 
-The sections of the page of cost models: aims, scores, cases, fits, and what a missed aim is made of.
+Its sections are aims, scores, cases, fits, and what a missed aim is made of.
 """
 
 import math

@@ -3,17 +3,13 @@
 A measured time carries noise. The checks at the end are of relations that hold exactly in a sum of
 parts, each looked up or profiled once, and in no measurement.
 
-References
-----------
-J. Bang et al., "vTrain", MICRO 2024; repository VIA-Research/vTrain.
-
-What one rank of a Megatron GPT computes for a micro-batch: products, bytes, launches, all-reduces.
-
-Counted from the model's sizes alone, operator by operator, for the parts of a
+What one rank of a Megatron GPT computes for a micro-batch (`count_part`: products, bytes, launches, all-reduces) is
+counted from the model's sizes alone, operator by operator, for the parts of a
 step: a block, the embedding and the head, each forward and backward.
 
 References
 ----------
+J. Bang et al., "vTrain", MICRO 2024; repository VIA-Research/vTrain.
 M. Shoeybi et al., Megatron-LM, arXiv 1909.08053: what each tensor-parallel
 rank holds, and the two all-reduces of a block in either direction.
 """

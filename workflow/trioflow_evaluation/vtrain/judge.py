@@ -1,6 +1,7 @@
 """vTrain's 1,440 iteration times beside predictions that never saw them.
 
-Predictions of vTrain's rows: ten parameters calibrated on others, a plain regression, data sheets and shipped models.
+Rows are predicted by ten parameters calibrated on others, by a plain regression, by data sheets and by shipped models.
+`judge_vtrain` is the door.
 """
 
 import math

@@ -1,8 +1,7 @@
 """A step of Megatron on A100s from ten physical parameters and the schedule's own graph.
 
-One Megatron training step as trioflow's task graph, and the same graph as a formula of its times.
-
-The graph of a number of stages and micro-batches does not change while times
+`build_step` makes trioflow's task graph of one Megatron training step, `formula_of` the same graph as a formula of its
+times. The graph of a number of stages and micro-batches does not change while times
 are fitted. It is built once, and its length is evaluated for all rows and
 parameters at once; a test proves it equal to the engine's.
 """

@@ -1,10 +1,4 @@
-"""Identical ranks executed once: one task, flow and link for each class of them.
-
-What classes of exchanges put on the network: one flow for each class of flows.
-
-Flows and links that are alike: the coarsest division in which all of a class do the same.
-
-Identical ranks executed once, where that changes no bit of the result.
+"""Identical ranks executed once, where that changes no bit of the result; `fold_program` is the door.
 
 A folded run executes a *quotient* of the simulated system: one task for each class of tasks, one exchange for each
 class of exchanges, one flow for each class of flows, one link for each class of links. It says what the whole system

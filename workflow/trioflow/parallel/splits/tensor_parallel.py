@@ -1,4 +1,6 @@
-"""Megatron's tensor parallelism: column and row splits, and what they make smaller.
+"""Megatron's tensor parallelism, and expert parallelism: what splits make smaller, and the messages between ranks.
+
+`split_for_plan` is the door.
 
 A column-split linear layer keeps its input whole and yields a shard; operators in between work on shards; a row-split
 one yields a partial sum that an all-reduce completes. In backward the gradient of a column split's input is the partial
@@ -34,7 +36,7 @@ References: Megatron-LM, ``megatron/core/tensor_parallel/layers.py``,
 (``ub_overlap_ag``, ``ub_overlap_rs``, bulk overlaps of the weight's and the input's gradient; gradients are gathered as
 they were cast).
 
-Expert parallelism: consecutive data-parallel ranks share a model's experts and hand each other tokens.
+*Expert parallelism*: consecutive data-parallel ranks share a model's experts and hand each other tokens.
 
 Each rank holds an equal part of the experts of every layer; the router is whole everywhere. Copies of the tokens,
 sorted by expert, travel in one all-to-all (dispatch) to the ranks of their experts and come back in another one
