@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError
@@ -157,8 +156,7 @@ def _make_region(operators: Sequence[int], saved: dict[int, _Saved], stops: bool
 
 def _find_saved(trace: ModelGraph) -> dict[int, _Saved]:
     """Return the forward operators that keep something for backward: those of an autograd node take all that it kept."""
-    first_makers = zip(reversed(trace.storage), reversed(trace.tensors["producer_op_id"].tolist()), strict=True)
-    makers = {storage: None if pd.isna(maker) else trace.rows[int(maker)] for storage, maker in first_makers}
+    makers = dict(zip(reversed(trace.storage), reversed(trace.makers), strict=True))
     found: dict[int, _Saved] = {}
     for forward, rows in trace.backward_of.items():
         nodes: dict[int | None, list[Operator]] = {}

@@ -324,7 +324,7 @@ def _set_up_builder(step: _Step, works: StageWorks, cut: list[list[str]]) -> Pro
     return ProgramBuilder(
         plan=plan,
         kind=kind,
-        operators=trace.operators,
+        operators=trace.operator_columns,
         times=step.times,
         schedule=works.schedule,
         stages=stages,

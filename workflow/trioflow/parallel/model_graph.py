@@ -108,6 +108,12 @@ class ModelGraph(Trace, Derives):
         return [*map(Operator, *columns.values(), reads, makes, weights)]
 
     @cached_property
+    def makers(self) -> list[Operator | None]:
+        """Operator that first wrote each tensor, None of what was there before [tensors]."""
+        producers = self.tensor_columns["producer_op_id"].tolist()
+        return [None if op_id == ABSENT else self.rows[op_id] for op_id in producers]
+
+    @cached_property
     def forward(self) -> list[Operator]:
         """Operators of forward, in order."""
         return [row for row in self.rows if row.phase == "forward"]
@@ -135,6 +141,7 @@ _OF_TABLES = (
     "category",
     "shape",
     "rows",
+    "makers",
     "forward",
     "backward",
     "backward_of",

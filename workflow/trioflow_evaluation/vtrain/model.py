@@ -90,7 +90,7 @@ def build_step(times: PartTimes, micro_batches: int, data: int = 1, tensor: int 
     plan = make_plan(data, tensor, pipeline, micro_batches=pieces, accumulate=accumulate)
     device_s = np.array(seconds)
     each = OperatorTimes(device_s, np.zeros_like(device_s), False)
-    operators = pd.DataFrame(names, columns=["name", "phase"])
+    operators = as_columns(pd.DataFrame(names, columns=["name", "phase"]))
     builder = ProgramBuilder(
         plan=plan,
         kind=StagedRank,
@@ -98,7 +98,7 @@ def build_step(times: PartTimes, micro_batches: int, data: int = 1, tensor: int 
         times=[each] * micro_batches,
         stages=stages,
         schedule=build_schedule("1f1b", pipeline, micro_batches),
-        split=TensorSplit(as_columns(operators)),
+        split=TensorSplit(operators),
         factors=(1.0,) * micro_batches,
     )
     builder.add_ranks()

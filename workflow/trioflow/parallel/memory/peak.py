@@ -19,13 +19,13 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.base.columns import ABSENT, Columns
 from trioflow.base.plan_row import Plan
 from trioflow.base.precision_recipes import MEGATRON, PrecisionRecipe
 from trioflow.base.provenance import PACKAGE, read_table
+from trioflow.costmodel.features import FEATURES
 from trioflow.hardware.machine import Device
 from trioflow.parallel.memory.profile import (
     TEMPORARY,
@@ -198,7 +198,7 @@ def estimate_memory(
     """
     tasks, row_of_task, written = program.collected.task_columns, program.graph.lay_out(), program.graph.rows
     runs = Runs.of(written)
-    modules = trace.operators["module"].tolist()
+    modules = trace.operator_columns["module"].tolist()
     lifetimes = _lifetimes_of(trace, program, cut)
     classes = program.grid.classify()
     tables: dict[tuple[int, int], StorageTable] = {}
@@ -322,8 +322,7 @@ def _list_beside(
 @of_model
 def _find_launched(trace: ModelGraph) -> NDArray[np.bool_]:
     """Return which operators do any work on the device."""
-    work = trace.operators[["flop", "read_bytes", "write_bytes"]].to_numpy()
-    return np.asarray((work > 0).any(axis=1))
+    return np.asarray(np.any([trace.operator_columns[name] > 0 for name in FEATURES], axis=0))
 
 
 def _tensor_group(program: ProgramBuilder, rank: int) -> str:
@@ -429,9 +428,7 @@ def _find_scores(trace: ModelGraph) -> set[int]:
 @of_model
 def _find_update_results(trace: ModelGraph) -> set[int]:
     """Return the storages that the optimizer makes in passing, beside casts: a fused kernel makes none of them."""
-    makers = trace.tensors["producer_op_id"].tolist()
-    rows = (None if pd.isna(maker) else trace.rows[int(maker)] for maker in makers)
-    kernels = [row is not None and row.phase == "optimizer" and row.name != "aten::to" for row in rows]
+    kernels = [row is not None and row.phase == "optimizer" and row.name != "aten::to" for row in trace.makers]
     return {storage for storage, made in zip(trace.storage, kernels, strict=True) if made}
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from trioflow.base.columns import Columns
+from trioflow.base.columns import ABSENT, Columns
 from trioflow.base.precision_recipes import NANOTRON
 from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.schedules.table import BACKWARD_WEIGHT
@@ -91,36 +91,23 @@ def build_storage_table(trace: Trace, operators: Columns, shares: Mapping[int, f
 @of_model
 def _list_storages(trace: ModelGraph) -> tuple[StorageTable, NDArray[np.int64], NDArray[np.int64]]:
     """Return a trace's storages, uncut, who makes each, -1 for none, and how often each is there [storages]."""
-    import pandas as pd
-
-    tensors = trace.tensors
-    storages = _join_loss(trace)
-    frame = pd.DataFrame(
-        {
-            "storage": storages,
-            "category": tensors["category"],
-            "bytes": np.array(trace.size, dtype=float),
-            "producer": tensors["producer_op_id"].astype("Int64"),
-            "tensor": np.arange(len(tensors)),
-        }
-    )
-    grouped = frame.sort_values("bytes", ascending=False, kind="stable").groupby("storage")
-    table = grouped.first().sort_index()
-    producer = table["producer"].fillna(-1).to_numpy(dtype=np.int64)
-    phase = np.append(trace.operators["phase"].to_numpy(dtype=str), "")[producer]
-    category = _name_categories(table["category"].to_numpy(dtype=str), phase, producer >= 0)
-    growth = _growth(trace, table["tensor"].to_numpy(), category, producer)
-    joined = np.isin(table.index, list(_find_half_gradients(trace)))
-    copies = np.where(np.isin(table.index, list(_find_queries(trace))), 3, 1) * ~joined
-    whole = StorageTable(
-        table.index.to_numpy(dtype=np.int64),
-        category,
-        table["bytes"].to_numpy(dtype=float),
-        growth,
-        producer >= 0,
-        _list_uses(trace, storages, table.index.to_numpy(), producer),
-    )
-    return whole, producer, copies
+    tensors = trace.tensor_columns
+    storages, producers = _join_loss(trace), tensors["producer_op_id"]
+    size = np.array(trace.size, dtype=float)
+    # Of a storage its largest tensor, and the producer of the largest that has one.
+    by_size = np.argsort(-size, kind="stable")
+    storage_id, first = np.unique(storages[by_size], return_index=True)
+    tensor, written = by_size[first], by_size[producers[by_size] != ABSENT]
+    made, first = np.unique(storages[written], return_index=True)
+    producer = np.full(len(storage_id), ABSENT, dtype=np.int64)
+    producer[np.searchsorted(storage_id, made)] = producers[written[first]]
+    phase = np.array([*trace.operator_columns["phase"].tolist(), ""])[producer]
+    category = _name_categories(np.array(trace.category, dtype=str)[tensor], phase, producer >= 0)
+    growth = _growth(trace, tensor, category, producer)
+    joined = np.isin(storage_id, list(_find_half_gradients(trace)))
+    copies = np.where(np.isin(storage_id, list(_find_queries(trace))), 3, 1) * ~joined
+    uses = _list_uses(trace, storages, storage_id, producer)
+    return StorageTable(storage_id, category, size[tensor], growth, producer >= 0, uses), producer, copies
 
 
 def _name_categories(category: NDArray[np.str_], phase: NDArray[np.str_], made: NDArray[np.bool_]) -> NDArray[np.str_]:
@@ -137,17 +124,17 @@ def _join_loss(trace: ModelGraph) -> NDArray[np.int64]:
     and in backward the gradient of one of them out of the other, in the memory of the scores or of one copy of them
     (Megatron-LM's ``VocabParallelCrossEntropy``, nanotron's ``_ShardedCrossEntropy``).
     """
-    storage = trace.tensors["storage_id"].to_numpy(dtype=np.int64)
+    operators, tensors = trace.operator_columns, trace.tensor_columns
+    storage: NDArray[np.int64] = tensors["storage_id"]
     copies = trace.facts.recipe.loss_copies
     if not copies:
         return storage
-    forward = trace.operators["op_id"].isin(loss_operators(trace))
-    backward = trace.operators["forward_op_id"].isin(trace.operators.loc[forward, "op_id"])
-    loss = trace.operators.loc[forward | backward, "op_id"]
+    forward = np.isin(operators["op_id"], list(loss_operators(trace)))
+    backward = np.isin(operators["forward_op_id"], operators["op_id"][forward])
     size = np.array(trace.size, dtype=float)
-    made = trace.tensors["producer_op_id"].isin(loss).to_numpy(dtype=bool) & (size > 0)
+    made = np.isin(tensors["producer_op_id"], operators["op_id"][forward | backward]) & (size > 0)
     large = made & (size == size[made].max(initial=0.0))
-    single = large & (trace.tensors["elem_bytes"].to_numpy() == _FP32_BYTES)
+    single = large & (tensors["elem_bytes"] == _FP32_BYTES)
     found = list(dict.fromkeys(storage[single].tolist()))[copies - 1 :]
     return np.where(np.isin(storage, found), found[0] if found else -1, storage)
 
@@ -227,13 +214,13 @@ def _growth(
 ) -> NDArray[np.float64]:
     """Return the part of each storage that grows with the batch."""
     batch = trace.facts.batch
-    shapes = [list(shape) for shape in trace.tensors["shape"].iloc[tensor]]
+    shapes = [list(shape) for shape in trace.tensor_columns["shape"][tensor]]
     whole = np.array([shape[:1] == [batch] for shape in shapes], dtype=float)
     many = np.array([len(s) > 1 and any(size % batch == 0 for size in s) for s in shapes])
-    columns = [trace.operators[name].to_numpy(dtype=float) for name in ("batch_write_bytes", "write_bytes")]
+    columns = [trace.operator_columns[name].astype(float) for name in ("batch_write_bytes", "write_bytes")]
     of_op = np.append(_ratio(*columns) * (columns[1] > 0), 0.0)[producer]
-    storage_of = trace.tensors["storage_id"].tolist()
-    returned = {(op, storage_of[i]) for op, ids in enumerate(trace.operators["output_ids"]) for i in ids}
+    storage_of = trace.tensor_columns["storage_id"].tolist()
+    returned = {(op, storage_of[i]) for op, ids in enumerate(trace.operator_columns["output_ids"]) for i in ids}
     listed = np.array(
         [(int(maker), storage_of[int(row)]) in returned for maker, row in zip(producer, tensor, strict=True)],
         dtype=bool,

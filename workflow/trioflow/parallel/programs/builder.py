@@ -19,6 +19,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from trioflow.base.columns import Columns
 from trioflow.base.experiments import Plan
 from trioflow.base.precision_recipes import RECIPES, PrecisionRecipe
 from trioflow.costmodel.collectives.model import SHIFT
@@ -52,8 +53,6 @@ from trioflow.parallel.task_graph import (
 from trioflow.trace.store import Trace
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from trioflow.parallel.programs.staged import StagedRank
 
 
@@ -345,7 +344,7 @@ class ProgramBuilder:
 
     plan: Plan
     kind: type[RankProgram]  # writes a rank's program under this plan
-    operators: pd.DataFrame
+    operators: Columns
     times: Sequence[OperatorTimes]  # for each micro-batch; the first one's optimizer times count
     schedule: Schedule  # compute actions of the pipeline's ranks; the builder holds them lowered
     stages: Sequence[StageWork]

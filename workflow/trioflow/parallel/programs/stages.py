@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError
@@ -138,13 +137,12 @@ class StageWorks:
 
     def _operators_of(self, stage_of: NDArray[np.int64], stage: int) -> StageWork:
         """Return a stage's operators; each stage updates its own copy of a tied parameter."""
-        operators = self.trace.operators
-        phases = operators["phase"].to_numpy()
+        phases = self.trace.operator_columns["phase"]
         mine = [stage_of == stage] * 3
         for tied in self.tied:
             mine[1] = mine[1] & ~np.isin(np.arange(len(phases)), list(tied.sums))
         forward, backward, optimizer = (
-            np.flatnonzero(own & (phases == phase)).tolist() for own, phase in zip(mine, PHASES, strict=True)
+            np.flatnonzero(own & phases.isin([phase])).tolist() for own, phase in zip(mine, PHASES, strict=True)
         )
         return StageWork(forward, backward, optimizer)
 
@@ -172,7 +170,7 @@ class StageWorks:
         parts = split_backward(self.trace, stage_of, stage, left_out)
         work.backward_input, work.backward_weight = parts.for_input, parts.for_weight
         work.input_share = parts.input_share
-        forward_of = [None if pd.isna(op) else int(op) for op in self.trace.operators["forward_op_id"]]
+        forward_of = [row.forward_op_id for row in self.trace.rows]
         work.before = keep_sums_with_input(parts, work.before, forward_of, first=True)
         work.after = keep_sums_with_input(parts, work.after, forward_of)
 
@@ -286,11 +284,10 @@ class StageWorks:
         bucket_of = {name: index for index, bucket in enumerate(buckets) for name in bucket.names}
         parameters = (p for p in list_parameters(self.trace) if p.name in bucket_of)
         left = {p.storage_id: bucket_of[p.name] for p in parameters}
-        storage, found = self.trace.storage, dict[int, list[int]]()
-        for op_id, ids in zip(*(self.trace.operators[n] for n in ("op_id", "input_ids")), strict=True):
-            read = {left[storage[i]] for i in ids if storage[i] in left} if op_id in in_stage else set()
-            if read:
-                found[int(op_id)] = sorted(read)
+        found: dict[int, list[int]] = {}
+        for row in (row for row in self.trace.rows if row.op_id in in_stage):
+            if read := {left[at] for at in row.reads if at in left}:
+                found[row.op_id] = sorted(read)
                 left = {at: index for at, index in left.items() if index not in read}
         return found
 

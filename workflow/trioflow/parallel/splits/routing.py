@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trioflow.base.columns import ABSENT
 from trioflow.base.errors import InputError, PlanError, TableError
 from trioflow.base.input_files import read_text
 from trioflow.costmodel.features import plain_operator_name
@@ -90,8 +89,7 @@ def find_expert_layers(trace: ModelGraph) -> list[ExpertLayer]:
 
 def _look_through_casts(trace: ModelGraph, tensor: int) -> int:
     """Return the tensor that experts' tokens were cast from: they travel as they are."""
-    made = trace.tensor_columns["producer_op_id"][tensor]
-    caster = None if made == ABSENT else trace.rows[made]
+    caster = trace.makers[tensor]
     return caster.input_ids[0] if caster and plain_operator_name(caster.name)[0] == _CAST else tensor
 
 
