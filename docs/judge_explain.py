@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import random
-import re
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from page_numbers import publish_block
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import MICRO_BATCH, Corrections, correct_platform, load_platform
@@ -26,6 +26,7 @@ from trioflow.parallel.plan import make_plan
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.explain import COMPONENTS, NAMED, Component, Explanation, MeasuredTime, explain
 from trioflow.prediction.question import Options, time_operators
+from trioflow.report.pages import write_markdown
 from trioflow_evaluation.clusters.steps import DEVICE, Run, load_own_platform, predict_run, read_runs, trace_run
 from trioflow_evaluation.fits.collectives import NO_NVLINK, SLOW
 
@@ -154,23 +155,9 @@ def _synthesise(ranks: int, tensor: int, pieces: int) -> MeasuredTime:
     return MeasuredTime(f"{ranks} ranks TP{tensor}", measured_s, ask, pieces=pieces)
 
 
-def _format_clusters(rows: Sequence[tuple[str, int, float, float, str]]) -> str:
-    head = (
-        "| three steps given of | others | their median error before | after | cause named |\n|---|---:|---:|---:|---|"
-    )
-    lines = [
-        f"| {name} | {count} | {before:.1%} | {after:.1%} | {cause or 'none'} |"
-        for name, count, before, after, cause in rows
-    ]
-    return "\n".join([head, *lines])
-
-
 def _format_causes(found: Sequence[tuple[Run, Explanation]]) -> str:
     """Return a table with a row for each group and one for all of them; runs that the file marks wrongly stand behind it."""
-    lines = [
-        "| what deviates, by the file | runs | predicted | explained | cause named rightly |",
-        "|---|---:|---:|---:|---:|",
-    ]
+    rows = []
     groups = [name_group(run, one.before_s[0]) for run, one in found]
     for name in (*_GROUPS, "all of these", _MISMARKED):
         some = [
@@ -185,8 +172,9 @@ def _format_causes(found: Sequence[tuple[Run, Explanation]]) -> str:
             for when in ("before_s", "after_s")
         )
         right = sum(_is_right(one.cause, causes) for _, one, causes in some)
-        lines.append(f"| {name} | {len(some)} | {before:.1%} off | {after:.1%} | {right} of {len(some)} |")
-    return "\n".join(lines)
+        rows.append((name, len(some), f"{before:.1%} off", f"{after:.1%}", f"{right} of {len(some)}"))
+    heads = ("what deviates, by the file", "runs", "predicted", "explained", "cause named rightly")
+    return write_markdown(heads, rows)
 
 
 def _is_right(cause: str, causes: set[str]) -> bool:
@@ -208,16 +196,13 @@ def main(data: str, page: str, count: int = 60) -> None:
         times = f"{run.measured_step_s:.3g} {one.before_s[0]:.3g} {one.after_s[0]:.3g} s"
         group = name_group(run, one.before_s[0])
         print(measure_run(run).name, times, f"{group}:", one.cause or "none named", flush=True)
-    clusters = [(name, len(rows) - _GIVEN, *halve_errors(rows)) for name, rows in list_clusters(others, draw)]
-    tables = [_format_causes(found), _format_clusters(clusters)]
-    Path(page).write_text(
-        re.sub(
-            r"(<!-- explained:begin -->\n).*?(\n<!-- explained:end -->)",
-            lambda hit: hit[1] + "\n\n".join(tables) + hit[2],
-            Path(page).read_text(),
-            flags=re.DOTALL,
-        )
-    )
+    clusters = []
+    for name, rows in list_clusters(others, draw):
+        before, after, cause = halve_errors(rows)
+        clusters.append((name, len(rows) - _GIVEN, f"{before:.1%}", f"{after:.1%}", cause or "none"))
+    heads = ("three steps given of", "others", "their median error before", "after", "cause named")
+    tables = [_format_causes(found), write_markdown(heads, clusters, left=(0, 4))]
+    publish_block(Path(page).resolve().parents[1], Path(page).name, "explained", "\n\n".join(tables))
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ from trioflow.trace.language.read import published_models
 from trioflow.trace.language.sizes import LanguageStep
 from trioflow.trace.store import pipeline_units
 from trioflow_evaluation.clusters import bridge, steps
+from trioflow_evaluation.clusters.parts import extend_steps
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = ROOT / "docs" / "interval_cases.tsv"
@@ -147,9 +148,8 @@ def predict_submission(network: str, row: tuple[Any, ...], ranks: int, batch: in
     )
     cut = bridge.cut_stages(list(pipeline_units(times.traces[0])), pipeline * stages)
     data = ranks // (tensor * pipeline * context)
-    rounds = batch / (data * samples * pipeline)
 
-    def simulate(some: float) -> Any:
+    def simulate(pieces: float) -> Any:
         columns = {"context": context, "context_method": "ring"} if context > 1 else {}
         plan: Plan = make_plan(
             data,
@@ -158,21 +158,18 @@ def predict_submission(network: str, row: tuple[Any, ...], ranks: int, batch: in
             schedule="interleaved",
             stages_per_rank=stages,
             sharding="distributed",
-            micro_batches=round(some * pipeline),
+            micro_batches=round(pieces),
             sequence_parallel=True,
             vocabulary_parallel=True,
             tensor_overlap="products",
             gather_overlap=True,
             **columns,
         )
-        whole = data * samples * round(some * pipeline)
+        whole = data * samples * round(pieces)
         found = predict(times, plan, bridge.PLATFORM, batch=whole, options=Options(stages=cut, memory=False))
         return np.array([found.step_time_s, found.low_s, found.high_s])
 
-    if rounds <= 3:
-        return simulate(rounds)
-    full, fewer = simulate(3), simulate(2)
-    return full + (full - fewer) * (rounds - 3)
+    return extend_steps(simulate, batch / (data * samples), 3 * pipeline, 2 * pipeline)
 
 
 def _follow(module: Any, ask: Callable[[], Any]) -> tuple[Any, str, str] | None:

@@ -3,11 +3,10 @@
 from trioflow.base.job_log import log_job
 from trioflow.base.provenance import stamp
 from trioflow.tables import write_table
-from trioflow_evaluation.clusters.parts import select_part
 from trioflow_evaluation.clusters.steps import judge_steps, read_runs
 from trioflow_evaluation.tables import CLUSTER_STEPS
 
 with log_job(snakemake.log[0]):
-    cases = judge_steps(select_part(read_runs(snakemake.params.data), snakemake.wildcards.part))
+    cases = judge_steps(read_runs(snakemake.params.data, snakemake.wildcards.part))
     facts = stamp(snakemake.input)
     write_table(cases, "cluster_steps", snakemake.output.table, facts, CLUSTER_STEPS)

@@ -21,7 +21,7 @@ from trioflow.parallel.memory.peak import HELD_BESIDE, LIKELY
 from trioflow.prediction.question import time_operators
 from trioflow_evaluation.clusters.bridge import FOLDER, judge_peaks, read_cases
 from trioflow_evaluation.clusters.page import build_clusters_page, choose_plans, predict_steps, score_ways
-from trioflow_evaluation.clusters.parts import PARTS, select_part
+from trioflow_evaluation.clusters.parts import PARTS
 from trioflow_evaluation.clusters.scores import (
     BEFORE,
     FAILED,
@@ -96,7 +96,7 @@ def test_a_run_that_failed_otherwise_is_not_judged_by_its_memory(runs: list[Run]
 
 
 def test_every_run_is_in_one_part(runs: list[Run]) -> None:
-    parts = [select_part(runs, part) for part in PARTS]
+    parts = [[run for run in runs if run.part == part] for part in PARTS]
     assert sorted(map(id, itertools.chain(*parts))) == sorted(map(id, runs))
     assert all(len({(run.parameters, run.tensor) for run in part}) <= 1 for part in parts)
 

@@ -31,7 +31,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ from trioflow.trace.language.sizes import Configuration, LanguageStep
 from trioflow.trace.store import pipeline_units
 
 from trioflow_evaluation import DATA
-from trioflow_evaluation.clusters.parts import plain_model
+from trioflow_evaluation.clusters.parts import extend_steps, plain_model
 from trioflow_evaluation.tables import CLUSTER_RATES
 
 LOGGED_PEAKS = "megatron/peaks"
@@ -356,11 +356,9 @@ def predict_step_s(rate: Rate) -> NDArray[np.float64]:
     pieces, left = divmod(rate.batch, replicas * rate.micro_batch or 1)
     if rest or left or not pieces:
         raise InputError(f"{rate.batch} samples on {rate.gpus} GPUs do not divide as the row says")
-    alike, turn = replace(rate, batch=0), rate.pipeline
-    if pieces <= 3 * turn or pieces % turn:
-        return _simulate(alike, replicas, pieces)
-    full, fewer = (_simulate(alike, replicas, rounds * turn) for rounds in (3, 2))
-    return np.asarray(full + (full - fewer) * (pieces / turn - 3), np.float64)
+    simulate, turn = partial(_simulate, replace(rate, batch=0), replicas), rate.pipeline
+    most = 3 * turn if pieces % turn == 0 else pieces
+    return np.asarray(extend_steps(simulate, pieces, most, most - turn), np.float64)
 
 
 @cache

@@ -1,7 +1,7 @@
 """Parts of nanotron's runs that are judged by themselves: a model at a tensor degree, which share operators' times."""
 
-from collections.abc import Iterable
-from typing import Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 MODELS = (1.34, 3.57, 8.86, 70.6, 78.7, 80.0, 467.0, 469.0)
 """Parameters of nanotron's models [1e9]."""
@@ -21,16 +21,9 @@ def plain_model(name: str) -> str:
     return name.partition(" (")[0]
 
 
-class _Degrees(Protocol):
-    @property
-    def parameters(self) -> float: ...
-    @property
-    def tensor(self) -> int: ...
-
-
-_Run = TypeVar("_Run", bound=_Degrees)
-
-
-def select_part(runs: Iterable[_Run], part: str) -> list[_Run]:
-    """Return the runs of a part, in their order."""
-    return [run for run in runs if name_part(run.parameters, run.tensor) == part]
+def extend_steps(simulate: Callable[[Any], Any], pieces: float, most: int, fewer: int) -> Any:
+    """Return the step of so many micro-batches; of more than ``most`` those and ``fewer`` are simulated: each adds the same."""
+    if pieces <= most:
+        return simulate(pieces)
+    full = simulate(most)
+    return full + (full - simulate(fewer)) * ((pieces - most) / (most - fewer))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 from trioflow.trace.store import Trace, pipeline_units
 
+from trioflow_evaluation.clusters.parts import extend_steps, name_part
 from trioflow_evaluation.clusters.scores import (
     BEFORE,
     FAILED,
@@ -229,6 +230,11 @@ class Run:
         return _count_parameters(self.hidden, self.key_values, self.vocabulary)
 
     @property
+    def part(self) -> str:
+        """Which part of the runs it is judged in."""
+        return name_part(self.parameters, self.tensor)
+
+    @property
     def network(self) -> str:
         """Which network the job had."""
         return name_network(self.nodes, *self.rates["all_gather"])
@@ -243,14 +249,14 @@ class Run:
         return FITTED if is_fitted_on(self.parameters, self.nodes, self.tensor) else RAN
 
 
-def read_runs(data_folder: str | Path) -> list[Run]:
-    """Read all runs, those that ran first; InputError where the file is missing or lacks a column."""
+def read_runs(data_folder: str | Path, part: str = "") -> list[Run]:
+    """Read all runs, or a part's, those that ran first; InputError where the file is missing or lacks a column."""
     runs = read_cluster_runs(data_folder)
     runs = pd.concat([runs[runs["status"] == SUCCEEDED], runs[runs["status"] != SUCCEEDED]])
     lacking = sorted(set(_COLUMNS) - set(runs))
     if lacking:
         raise InputError(f"no column {lacking[0]!r}", file=data_folder, fix="retrieve it again")
-    return [_read_row(row) for row in runs.to_dict("records")]
+    return [run for run in map(_read_row, runs.to_dict("records")) if part in ("", run.part)]
 
 
 _COLUMNS = (
@@ -459,12 +465,9 @@ def predict_run(run: Run, times: DeviceTimes, platform: Platform, interval: bool
     and two fewer are simulated.
     """
     stages = cut_stages(times.traces[0], run)
+    simulate = partial(simulate_pieces, run, times, platform, stages, interval=interval)
     most = 2 * len(stages) + 2
-    if run.accumulate <= most:
-        return simulate_pieces(run, times, platform, stages, run.accumulate, interval)
-    full = simulate_pieces(run, times, platform, stages, most, interval)
-    each = (full - simulate_pieces(run, times, platform, stages, most - 2, interval)) / 2
-    return full + each * (run.accumulate - most)
+    return np.asarray(extend_steps(simulate, run.accumulate, most, most - 2), np.float64)
 
 
 def simulate_pieces(

@@ -1,7 +1,7 @@
 """The fit of the tables of half precision that ship: single products, layers of experts, fused attention."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,15 +44,20 @@ _FACTOR_BYTES = {"bfloat16": 2, "fp8": 1, "fp8_block": 1}
 """Of an element of a product's factors, by what the tables call their format; its result is in bf16."""
 
 
+def _read_tables(data_folder: str | Path, datasets: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield aiconfigurator's tables, each with the sheet of its GPU."""
+    for file in load_catalogue().held_files(data_folder, datasets):
+        table = pd.read_parquet(file)
+        yield find_device(str(table["device"].iloc[0])).name, table
+
+
 def read_tensor_products(
     data_folder: Path, datasets: Sequence[str] = SINGLE_PRODUCTS, kind: str = "bfloat16"
 ) -> list[pd.DataFrame]:
     """Return matrix products, a table a GPU that aiconfigurator publishes any of; ``kind``: of ``_FACTOR_BYTES``."""
     frames = []
-    for file in load_catalogue().held_files(data_folder, datasets):
-        columns = ["device", "gemm_dtype", "m", "n", "k", "latency"]
-        table = pd.read_parquet(file, columns=columns)
-        table = table[table["gemm_dtype"] == kind]
+    for device, whole in _read_tables(data_folder, datasets):
+        table = whole[whole["gemm_dtype"] == kind]
         if table.empty:
             continue
         medians = table.groupby(["m", "n", "k"], sort=True)["latency"].median().reset_index()
@@ -64,7 +69,6 @@ def read_tensor_products(
         rows["read_bytes"] = _FACTOR_BYTES[kind] * (m * k + k * n)
         rows["write_bytes"] = _RESULT_BYTES * m * n
         rows["time_s"] = medians["latency"].to_numpy(np.float64) * 1e-3
-        device = find_device(str(table["device"].iloc[0])).name
         texts = {
             "operator_class": "gemm",
             "phase": "forward",
@@ -168,8 +172,7 @@ def _solve(terms: Floats, time_s: Floats, ratio: float | None) -> Floats:
 def _read_attention(data_folder: Path) -> list[pd.DataFrame]:
     """Return causal bf16 attention without a window of the GPUs that aiconfigurator publishes."""
     frames = []
-    for file in load_catalogue().held_files(data_folder, HALF_ATTENTION):
-        table = pd.read_parquet(file)
+    for device, table in _read_tables(data_folder, HALF_ATTENTION):
         wanted = (table["attn_dtype"] == "bfloat16") & (table["kv_cache_dtype"] == "bfloat16")
         wanted &= (table["step"] == 0) & (table["isl"] >= _LEAST_SEQUENCE)
         if "window_size" in table.columns:
@@ -183,7 +186,6 @@ def _read_attention(data_folder: Path) -> list[pd.DataFrame]:
         }
         rows = table[wanted].rename(columns=names)
         found = rows.groupby(list(names.values()), sort=True)["latency"].median().reset_index()
-        device = find_device(str(table["device"].iloc[0])).name
         frames.append(found.assign(time_s=found["latency"] * 1e-3, device=device))
     return frames
 
@@ -333,23 +335,21 @@ def _read_experts(data_folder: Path) -> list[pd.DataFrame]:
     ``rows``: mean tokens of an expert; ``inside``: width inside one (its tensor-parallel share).
     """
     frames = []
-    for file in load_catalogue().held_files(data_folder, HALF_EXPERTS):
-        table = pd.read_parquet(file)
+    for device, table in _read_tables(data_folder, HALF_EXPERTS):
         routing = next(one for one in _ROUTINGS if (table["distribution"] == one).any())
         wanted = (table["moe_dtype"] == "bfloat16") & (table["moe_ep_size"] == 1)
-        table = table[wanted & (table["distribution"] == routing)].reset_index(drop=True)
+        chosen = table[wanted & (table["distribution"] == routing)].reset_index(drop=True)
         found = pd.DataFrame(
             {
-                "tokens": table["num_tokens"],
-                "chosen": table["topk"],
-                "experts": table["num_experts"],
-                "hidden": table["hidden_size"],
-                "inside": table["inter_size"] / table["moe_tp_size"],
-                "time_s": table["latency"] * 1e-3,
+                "tokens": chosen["num_tokens"],
+                "chosen": chosen["topk"],
+                "experts": chosen["num_experts"],
+                "hidden": chosen["hidden_size"],
+                "inside": chosen["inter_size"] / chosen["moe_tp_size"],
+                "time_s": chosen["latency"] * 1e-3,
             }
         )
         found["rows"] = found["tokens"] * found["chosen"] / found["experts"]
-        device = find_device(str(table["device"].iloc[0])).name
         frames.append(found[found["rows"] >= _LEAST_ROWS].assign(device=device))
     return frames
 

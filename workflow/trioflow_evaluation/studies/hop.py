@@ -8,6 +8,7 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -298,16 +299,12 @@ def sweep_hop(
 ) -> pd.DataFrame:
     """Run every graph, slow-down, seed, bandwidth (of links not slowed [bytes/s]) and variant: ``HOP``."""
     rows = []
-    for graph in GRAPHS:
-        edges = build_workers(graph)
-        for slowed in SLOWED:
-            for bandwidth in bandwidths_bytes_per_s:
-                for seed in seeds:
-                    times = draw_times(
-                        work, edges, slowed, seed, bandwidth_bytes_per_s=bandwidth, iterations=iterations
-                    )
-                    about = {"graph": graph, "slowed": slowed, "seed": seed, "bandwidth_bytes_per_s": bandwidth}
-                    rows += [about | row for row in _run_variants(work, *times)]
+    for graph, slowed, bandwidth, seed in product(GRAPHS, SLOWED, bandwidths_bytes_per_s, seeds):
+        times = draw_times(
+            work, build_workers(graph), slowed, seed, bandwidth_bytes_per_s=bandwidth, iterations=iterations
+        )
+        about = {"graph": graph, "slowed": slowed, "seed": seed, "bandwidth_bytes_per_s": bandwidth}
+        rows += [about | row for row in _run_variants(work, *times)]
     return pd.DataFrame(rows)
 
 
