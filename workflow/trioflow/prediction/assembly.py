@@ -97,7 +97,7 @@ def prepare_step(question: Question) -> Step:
         )
         return join_step(graph, question)
 
-    counts = choose_counts(plan, batch, len(times.traces[0].operators), options)
+    counts = choose_counts(plan, batch, times.traces[0].operator_columns.rows, options)
     if counts is None:
         return put_together(plan, options)
     more = put_together(replace(plan, micro_batches=counts[1]), options)
