@@ -210,7 +210,18 @@ def test_an_answer_imports_nothing_that_it_does_not_need() -> None:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(json.loads(run.stdout.splitlines()[-1]))
     assert "trioflow.prediction.assembly" in loaded
-    libraries = {"torch", "torchvision", "sklearn", "seaborn", "matplotlib", "scipy", "numba", "networkx", "jsonschema"}
+    libraries = {
+        "pandas",
+        "torch",
+        "torchvision",
+        "sklearn",
+        "seaborn",
+        "matplotlib",
+        "scipy",
+        "numba",
+        "networkx",
+        "jsonschema",
+    }
     assert not {name.partition(".")[0] for name in loaded} & libraries
     other = {place.rpartition(".")[0] for name, (_, place) in COMMANDS.items() if name != "simulate"}
     other -= {"trioflow.cli.answer"}  # of memory and show too

@@ -105,8 +105,6 @@ class Columns(Mapping[str, Any]):
         """Return the table with other or further columns."""
         return Columns({**self._columns, **changed})
 
-    replace = assign
-
     @classmethod
     def concat(cls, tables: Sequence[Columns]) -> Columns:
         """Return tables of the same columns one behind the other."""

@@ -381,7 +381,7 @@ def _build_timeline(graph: TaskGraph, fold: Fold | None, program: Program, execu
 def _assemble(tasks: Columns, program: Program, execution: Execution, row: Any = slice(None)) -> Columns:
     """Return the timeline of tasks of which each ran as a row of what was executed."""
     stream = Texts(program.streams[row], program.stream_names)
-    ran = tasks.replace(stream=stream, start_s=execution.start_s[row], end_s=execution.end_s[row])
+    ran = tasks.assign(stream=stream, start_s=execution.start_s[row], end_s=execution.end_s[row])
     return Columns({name: ran[name] for name in tables.TIMELINE.names})
 
 
@@ -631,7 +631,7 @@ def _stretch_compute(graph: TaskGraph, slowdown: float, run: Callable[[TaskGraph
     base_s, compute = tasks["duration_s"], tasks["kind"].isin(["compute"]) & tasks["stream"].isin(["compute"])
     stretched_s = base_s
     for number in range(ROUNDS):
-        result = run(TaskGraph(tasks.replace(duration_s=stretched_s), graph.wait_columns, graph.metadata))
+        result = run(TaskGraph(tasks.assign(duration_s=stretched_s), graph.wait_columns, graph.metadata))
         overlap_s = measure_overlap(result.timeline_columns)
         wanted_s = np.where(compute, base_s + overlap_s * (1.0 - 1.0 / slowdown), base_s)
         moved_s = np.abs(wanted_s - stretched_s)[compute].max(initial=0.0)

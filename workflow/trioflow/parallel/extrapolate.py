@@ -101,7 +101,7 @@ def _release(graph: TaskGraph, largest_bytes: float) -> TaskGraph:
     changed = {name: new[name].copy() for name in ("match_id", "peer", "message_bytes", "duration_s")}
     for name, column in changed.items():
         column[wait] = 0.0 if name == "duration_s" else ABSENT
-    released = new.replace(
+    released = new.assign(
         task_id=np.arange(new.rows),
         stream=new["stream"].put(wait - 1, _name_arrivals(tasks.take(eager))),
         kind=new["kind"].put(wait, ["host"] * len(wait)),

@@ -234,7 +234,7 @@ class TaskGraph:
 
     def change_durations(self, durations_s: NDArray[np.float64]) -> TaskGraph:
         """Return a graph, folded as this one, whose stored tasks take another time each [s]."""
-        graph = TaskGraph(self.kept_tasks.replace(duration_s=durations_s), self._dependencies, self.metadata)
+        graph = TaskGraph(self.kept_tasks.assign(duration_s=durations_s), self._dependencies, self.metadata)
         return graph if self.fold is None else TaskGraph.of_fold(replace(self.fold, graph=graph))
 
     def to_networkx(self) -> DiGraph:
@@ -394,7 +394,7 @@ class TaskGraphBuilder:
         micro_batches = np.repeat([run.micro_batch for run in self._runs], counts)
         turns = np.repeat([run.turns for run in self._runs], counts)
         micro_batch, match = tasks["micro_batch"], tasks["match_id"]
-        numbered = tasks.replace(
+        numbered = tasks.assign(
             task_id=np.arange(self._count, dtype=np.int64),
             micro_batch=np.where((micro_batches >= 0) & (micro_batch >= 0), micro_batches, micro_batch),
             match_id=number_keys(np.where(match >= 0, match + turns, ABSENT)),
@@ -575,7 +575,7 @@ def _copy_tasks(fold: Fold, representatives: Ints, groups: list[Ints], first_par
         part[mine] = groups[number][fold.families[number].group_of[rank[joined][mine]]]
     match[joined] = number_keys(match[joined] * (int(part.max(initial=0)) + 1) + part)
     family_of = (first_part[family] + part)[find_firsts(match[joined])]
-    tasks = kept.take(row).replace(task_id=np.arange(len(row)), rank=rank, match_id=match)
+    tasks = kept.take(row).assign(task_id=np.arange(len(row)), rank=rank, match_id=match)
     waits = fold.graph.wait_columns
     owner = fold.task_class[waits["task_id"]]
     moved = np.cumsum(counts[before]) - counts[before] - firsts[before]
@@ -682,7 +682,7 @@ class Fold(Derives):
         counts = self.task_counts[self.class_of]
         rank = np.repeat(np.arange(self.ranks, dtype=np.int64), counts)
         match, family, group = self._find_groups(row, rank)
-        tasks = kept.take(row).replace(
+        tasks = kept.take(row).assign(
             task_id=np.arange(len(row), dtype=np.int64),
             rank=rank,
             match_id=number_keys(match * (int(group.max(initial=0)) + 1) + group),

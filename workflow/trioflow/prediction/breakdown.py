@@ -68,7 +68,7 @@ def build_breakdown(
         raise InputError(problem, fix=f"use {', '.join(WAYS)}, and a depth from 1")
     import pandas as pd
 
-    tasks = read_tasks(timeline).replace(op_id=graph.task_columns["op_id"])
+    tasks = read_tasks(timeline).assign(op_id=graph.task_columns["op_id"])
     step_s = float(tasks["end_s"].max(initial=0.0))
     modules = [cut_path(str(path), depth) for path in trace.operator_columns["module"].tolist()]
     if by == "module":
@@ -107,7 +107,7 @@ def split_step(executed: Executed, trace: Trace, waits: Mapping[str, Any], step_
 
     ``waits``: of ``describe_waits``. What two degrees' groups hide at once is shared among them.
     """
-    tasks = executed.timeline_columns.replace(op_id=executed.graph.task_columns["op_id"])
+    tasks = executed.timeline_columns.assign(op_id=executed.graph.task_columns["op_id"])
     ranks, codes = np.unique(tasks["rank"], return_inverse=True)
     rows = _measure_rows(tasks, codes, len(ranks), float(tasks["end_s"].max(initial=0.0)))
     place = np.searchsorted(ranks, executed.like)
@@ -154,7 +154,7 @@ def measure_exposed(
     idle_s = measure(everything, "idle_s")
     if not hosts.any():
         return exposed, idle_s, idle_s
-    launching = work.replace(computes=work["computes"] | hosts)
+    launching = work.assign(computes=work["computes"] | hosts)
     return exposed, measure(everything, "idle_s", launching), idle_s
 
 

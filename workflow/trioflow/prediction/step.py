@@ -435,7 +435,7 @@ def apply_factors(graph: TaskGraph, factors: Sequence[Factors]) -> TaskGraph:
     phase = np.full(tasks.rows, PHASES.index("optimizer"))
     for place, name in enumerate(PHASES):
         phase[tasks["phase"].isin([name]) & ~tasks["kind"].isin(["memcpy"])] = place
-    scaled = tasks.replace(duration_s=tasks["duration_s"] * by_phase[tasks["rank"], phase])
+    scaled = tasks.assign(duration_s=tasks["duration_s"] * by_phase[tasks["rank"], phase])
     return TaskGraph(scaled, graph.wait_columns, graph.metadata)
 
 

@@ -457,7 +457,7 @@ class _Table:
         table = vars(trace)[self.name]
         if isinstance(table, Columns):
             numbers = [name for name, column in table.items() if getattr(column, "dtype", None) == np.int64]
-            table = vars(trace)[self.name] = table.to_frame(numbers).copy()
+            table = vars(trace)[self.name] = table.to_frame(numbers)
         return cast("pd.DataFrame", table)
 
     def __set__(self, trace: Trace, table: pd.DataFrame | Columns) -> None:
