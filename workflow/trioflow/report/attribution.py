@@ -561,11 +561,12 @@ def explain_live(cases: Mapping[str, LiveCase]) -> pd.DataFrame:
     return explain_cases(("live", name, case, None) for name, case in cases.items())
 
 
-def _find(places: Mapping[tuple[str, str], Path], file: str, folder: str) -> Path:
-    """Return a file of a folder of that name."""
-    if (file, folder) not in places:
-        raise InputError(f"{folder} has no {file}", fix="give the files of the whole run as its input")
-    return places[(file, folder)]
+def _find(paths: Iterable[Path], file: str, folder: str = "") -> Path:
+    """Return a file by its name and its folder's; the last of that name without a folder."""
+    found = [path for path in paths if path.name == file and folder in ("", path.parent.name)]
+    if not found:
+        raise InputError(f"{folder or MACHINE} has no {file}", fix="give the files of the whole run as its input")
+    return found[-1]
 
 
 def build_attribution(
@@ -579,8 +580,6 @@ def build_attribution(
     Raises InputError, nothing written, when one of an experiment is missing.
     """
     paths = [Path(file) for file in files]
-    places = {(path.name, path.parent.name): path for path in paths}
-    machine = {(path.name, MACHINE): path for path in paths}
     traces: dict[str, list[Path]] = {}
     for path in paths:
         if path.name == "trace.json":
@@ -592,15 +591,15 @@ def build_attribution(
             raise InputError(f"{workload} has no trace.json", fix="give the files of the whole run as its input")
 
         cases[name] = LiveCase.load(
-            _find(places, "tasks.parquet", name).parent,
-            _find(machine, "this-machine.yaml", MACHINE),
-            _find(machine, "collectives.json", MACHINE),
-            _find(places, "session.json", workload),
+            _find(paths, "tasks.parquet", name).parent,
+            _find(paths, "this-machine.yaml"),
+            _find(paths, "collectives.json"),
+            _find(paths, "session.json", workload),
             traces[workload],
         )
-        steps = tables.read_table(_find(places, "measurements.parquet", workload), "measurements")
+        steps = tables.read_table(_find(paths, "measurements.parquet", workload), "measurements")
         measured_s[name] = float(np.median(measured_steps(steps, row, len(cases[name].factors))))
-        timelines[workload] = tables.read_table(_find(places, "rank_timelines.parquet", workload), "rank_timelines")
+        timelines[workload] = tables.read_table(_find(paths, "rank_timelines.parquet", workload), "rank_timelines")
     for frame in timelines.values():
         frame.attrs = {}
     found = attribute_errors(cases, measured_s, pd.concat(timelines.values(), ignore_index=True))

@@ -247,17 +247,14 @@ def _draw_rank(axes: Any, lanes: list[_Lane], span_s: float) -> None:
 
 def describe_bars(tasks: pd.DataFrame, bars: np.ndarray[Any, Any]) -> list[str]:
     """Say what each of ``merge_thin_bars``' bars is: its task, or how many and the longest, when, and of which micro-batch."""
-    ordered = tasks.sort_values("start_s")
+    ordered = tasks.assign(length_s=tasks["end_s"] - tasks["start_s"]).sort_values("start_s")
     # Bars of one colour do not overlap: each task lies in the last one that began before it.
     place = np.searchsorted(bars[:, 0], ordered["start_s"].to_numpy(dtype=float), side="right") - 1
-    lasts_s = (ordered["end_s"] - ordered["start_s"]).to_numpy(dtype=float)
     notes = []
-    for number, (start_s, length_s) in enumerate(bars.tolist()):
-        inside = np.flatnonzero(place == number)
-        longest = ordered.iloc[inside[np.argmax(lasts_s[inside])]]
-        words = [str(longest["name"]), str(longest["phase"])]
-        if len(inside) > 1:
-            words = [f"{len(inside)} tasks, the longest {longest['name']}", str(longest["phase"])]
+    for (_, inside), (start_s, length_s) in zip(ordered.groupby(place), bars.tolist(), strict=True):
+        longest = inside.iloc[int(inside["length_s"].to_numpy(dtype=float).argmax())]
+        name = f"{len(inside)} tasks, the longest {longest['name']}" if len(inside) > 1 else str(longest["name"])
+        words = [name, str(longest["phase"])]
         for column, title in (("stage", "stage"), ("micro_batch", "micro-batch")):
             if pd.notna(longest[column]):
                 words.append(f"{title} {int(longest[column])}")

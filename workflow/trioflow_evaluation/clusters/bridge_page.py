@@ -61,11 +61,6 @@ def score_rates(cases: pd.DataFrame) -> pd.DataFrame:
     return scores.assign(cases=[len(rows) for _, rows in groups], in_order=order)
 
 
-def _signed_error(rows: pd.DataFrame) -> pd.Series:
-    """Return predicted over measured rates, less one."""
-    return rows["predicted_tokens_per_s"] / rows["measured_tokens_per_s"] - 1
-
-
 def _share_in_order(rows: pd.DataFrame) -> float:
     """Return the share of a model's pairs of rows that are predicted in the measured order."""
     rates = {"measured_tokens_per_s": "measured_s", "predicted_tokens_per_s": "predicted_s"}
@@ -116,8 +111,8 @@ def _render_rows(cases: pd.DataFrame) -> str:
         numbers("error", "", "signed", "signed", "error"),
     ]
     known = cases[cases["refused"] == ""]
-    rows = known.assign(error=_signed_error(known)).sort_values(["model", "release"])
-    return render_records(rows, fields, "Every prediction")
+    rows = known.assign(error=known["predicted_tokens_per_s"] / known["measured_tokens_per_s"] - 1)
+    return render_records(rows.sort_values(["model", "release"]), fields, "Every prediction")
 
 
 def _rate_cell(value: float) -> Cell:

@@ -325,10 +325,6 @@ def score_peaks(cases: pd.DataFrame) -> pd.DataFrame:
     return evaluate(((name, rows) for name, rows in groups if len(rows)), quantity="{}_bytes")
 
 
-def _signed_error(rows: pd.DataFrame) -> pd.Series:
-    return rows["predicted_bytes"].astype(float) / rows["measured_bytes"] - 1
-
-
 def peaks_section(cases: pd.DataFrame) -> Section:
     """Return the section on ``CLUSTER_PEAKS``: scores, why cases are refused, each prediction."""
     scores = score_peaks(cases)
@@ -384,8 +380,8 @@ def _render_cases(cases: pd.DataFrame) -> str:
         words("not followed", "", "arguments that simulate warns of", "not_followed"),
     ]
     predicted = cases[cases["refused"] == ""]
-    predicted = predicted.assign(error=_signed_error(predicted)).sort_values("error", key=abs, ascending=False)
-    rows = predicted.to_dict("records")
+    errors = predicted["predicted_bytes"].astype(float) / predicted["measured_bytes"] - 1
+    rows = predicted.assign(error=errors).sort_values("error", key=abs, ascending=False)
     title = f"Every prediction: {count_words(len(rows), 'case')}, the worst first"
     return render_details(title, render_records(rows, fields, title))
 

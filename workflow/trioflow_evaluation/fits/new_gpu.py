@@ -522,7 +522,7 @@ def _sum_errors(frame: pd.DataFrame) -> pd.Series[float]:
     weighted = models[["target_s", "held_out_s"]].mul(models["count"], axis=0)
     by = [_chips(models), models["source"], models["target"], models["case"]]
     sums = weighted.groupby(by, sort=True).sum()
-    return _by_chips((sums["target_s"] / sums["held_out_s"]).map(math.log))
+    return (sums["target_s"] / sums["held_out_s"]).map(math.log).droplevel([1, 2, 3])
 
 
 def _product_errors(frame: pd.DataFrame) -> pd.Series[float]:
@@ -531,15 +531,10 @@ def _product_errors(frame: pd.DataFrame) -> pd.Series[float]:
     products = frame[single & frame["key"].str.startswith("gemm")]
     logs = (products["target_s"] / products["held_out_s"]).map(math.log)
     by = [_chips(products), products["source"], products["target"]]
-    return _by_chips(logs.groupby(by, sort=True).mean())
+    return logs.groupby(by, sort=True).mean().droplevel([1, 2])
 
 
 def _chips(frame: pd.DataFrame) -> pd.Series[str]:
     pairs = zip(frame["source_chip"].tolist(), frame["target_chip"].tolist(), strict=True)
     names = ["-".join(sorted(pair)) for pair in pairs]
     return pd.Series(names, index=frame.index, name="chips", dtype=object)
-
-
-def _by_chips(errors: pd.Series[float]) -> pd.Series[float]:
-    kept = [name for name in errors.index.names if name != "chips"]
-    return errors.droplevel(kept)

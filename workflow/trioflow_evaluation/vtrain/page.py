@@ -35,6 +35,7 @@ from trioflow_evaluation.drawing import draw_panels
 from trioflow_evaluation.evaluate import evaluate
 from trioflow_evaluation.evaluate import render_scores as render_scores_of
 from trioflow_evaluation.published.cases import PUBLISHED, describe_set
+from trioflow_evaluation.published.page import score_of
 from trioflow_evaluation.tables import CHECKS, PARAMETERS
 from trioflow_evaluation.vtrain.data import EXACT_S, GROUPS, PLANS, UNCALIBRATED, VOCABULARY
 from trioflow_evaluation.vtrain.judge import NOTHING, WHOLE, score_plan_chances
@@ -94,8 +95,7 @@ def is_composed(checks: pd.DataFrame) -> bool:
 
 
 def _score(scores: pd.DataFrame, name: str, model: str, key: str) -> float:
-    rows = scores[(scores["set"] == name) & (scores["model"] == model)]
-    return float(rows[key].iloc[0]) if len(rows) else float("nan")
+    return float(score_of(scores, name, model).get(key, np.nan))
 
 
 def _conclude(scores: pd.DataFrame) -> str:
