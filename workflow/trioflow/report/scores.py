@@ -133,6 +133,12 @@ def score_published(cases: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found, columns=["set", "model", *SCORES])
 
 
+def score_of(scores: pd.DataFrame, name: str, model: str) -> dict[str, Any]:
+    """Return the scores of one model on one set; nothing where it predicts none of it."""
+    rows = scores[(scores["set"] == name) & (scores["model"] == model)]
+    return {} if rows.empty else {str(k): v for k, v in rows.iloc[0].to_dict().items()}
+
+
 def score_model(cases: pd.DataFrame, model: str, column: str) -> dict[str, float]:
     """Return the ``SCORES`` of one model (``column`` [s]) on one set; of intervals only ours are scored."""
     ends: pd.Series | float = np.nan

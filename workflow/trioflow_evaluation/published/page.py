@@ -44,7 +44,7 @@ from trioflow.report.pages import (
     write_signed_percent,
     write_time,
 )
-from trioflow.report.scores import MODELS, ORACLE, OURS, SCORES, list_scaling, score_published
+from trioflow.report.scores import MODELS, ORACLE, OURS, SCORES, list_scaling, score_of, score_published
 
 from trioflow_evaluation.drawing import draw_lines, draw_panels
 from trioflow_evaluation.evaluate import Reached
@@ -56,12 +56,6 @@ MOST_NAMED = 40
 
 
 _OTHERS = [model for model in MODELS if model not in (OURS, ORACLE)]
-
-
-def score_of(scores: pd.DataFrame, name: str, model: str) -> dict[str, Any]:
-    """Return the scores of one model on one set; nothing where it predicts none of it."""
-    rows = scores[(scores["set"] == name) & (scores["model"] == model)]
-    return {} if rows.empty else {str(k): v for k, v in rows.iloc[0].to_dict().items()}
 
 
 def render_summary(scores: pd.DataFrame) -> str:

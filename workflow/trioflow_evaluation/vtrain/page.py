@@ -28,14 +28,13 @@ from trioflow.report.pages import (
     write_page,
     write_percent,
 )
-from trioflow.report.scores import ORACLE, OURS, SCORES, score_published
+from trioflow.report.scores import ORACLE, OURS, SCORES, score_of, score_published
 
 from trioflow_evaluation.chances import measure_miss, render_chances
 from trioflow_evaluation.drawing import draw_panels
 from trioflow_evaluation.evaluate import evaluate
 from trioflow_evaluation.evaluate import render_scores as render_scores_of
 from trioflow_evaluation.published.cases import PUBLISHED, describe_set
-from trioflow_evaluation.published.page import score_of
 from trioflow_evaluation.tables import CHECKS, PARAMETERS
 from trioflow_evaluation.vtrain.data import EXACT_S, GROUPS, PLANS, UNCALIBRATED, VOCABULARY
 from trioflow_evaluation.vtrain.judge import NOTHING, WHOLE, score_plan_chances
