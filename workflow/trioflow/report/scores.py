@@ -209,16 +209,12 @@ def list_scaling(cases: pd.DataFrame, column: str = "predicted_s") -> pd.DataFra
     A row for each case (``tables.PUBLISHED_CASES``) whose single GPU stands there with the same
     batch a GPU.
     """
-    found = []
-    for _, group in cases.groupby(list(_OF_ONE_MACHINE), sort=False):
-        alone = group[group["ranks"] == 1].to_dict("records")
-        for row in group[group["ranks"] > 1].to_dict("records"):
-            base = [one for one in alone if one["batch"] * row["ranks"] == row["batch"]]
-            if len(base) != 1:
-                continue
-            single = base[0]
-            measured = float(single["measured_s"] / row["measured_s"])
-            predicted = float(single[column] / row[column])
-            found.append((row["set"], row["case"], int(row["ranks"]), measured, predicted, predicted / measured - 1.0))
-    names: Sequence[str] = ("set", "case", "ranks", "measured", "predicted", "error")
-    return pd.DataFrame(found, columns=list(names))
+    keys = [*_OF_ONE_MACHINE, "samples_per_gpu"]
+    machine = cases.groupby(list(_OF_ONE_MACHINE), sort=False).ngroup()
+    each = cases.assign(samples_per_gpu=cases["batch"] / cases["ranks"], machine=machine)
+    alone = each[each["ranks"] == 1].drop_duplicates(keys, keep=False)[[*keys, *dict.fromkeys(("measured_s", column))]]
+    several = each[each["ranks"] > 1].sort_values("machine", kind="stable")
+    both = several.merge(alone, on=keys, suffixes=("", "_alone"))
+    measured, predicted = (both[f"{name}_alone"] / both[name] for name in ("measured_s", column))
+    scaled = both[["set", "case", "ranks"]].assign(measured=measured, predicted=predicted)
+    return scaled.assign(error=predicted / measured - 1.0)

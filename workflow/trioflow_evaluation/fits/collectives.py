@@ -175,23 +175,19 @@ def published_tables(platform: PublishedPlatform) -> list[PublicTable]:
 
 def _select_samples(platform: PublishedPlatform, samples: pd.DataFrame) -> pd.DataFrame:
     """Return the samples that a platform's model takes."""
-    parts = []
-    for part in platform.parts:
-        rows = samples[
+    place = np.where(samples["nodes"] == 1, "within", "between")
+    chosen = [
+        samples[
             (samples["dataset"] == part.dataset)
             & (samples["platform"] == platform.measured)
             & samples["collective"].isin(part.collectives)
-            & (
-                ((samples["nodes"] == 1) & ("within" in part.places))
-                | ((samples["nodes"] > 1) & ("between" in part.places))
-            )
+            & np.isin(place, part.places)
+            & (samples["library"].isin([part.library]) | (not part.library))
+            & (samples["ranks"].isin(part.ranks) | (not part.ranks))
         ]
-        if part.library:
-            rows = rows[rows["library"] == part.library]
-        if part.ranks:
-            rows = rows[rows["ranks"].isin(part.ranks)]
-        parts.append(rows)
-    return pd.concat(parts, ignore_index=True)
+        for part in platform.parts
+    ]
+    return pd.concat(chosen, ignore_index=True)
 
 
 def fit_published(name: str, data_folder: str | Path) -> PlatformCollectives:
