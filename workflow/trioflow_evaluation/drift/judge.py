@@ -416,24 +416,16 @@ def _list_factors(job: Job) -> Mapping[str, Callable[[Floats], Floats]]:
     stage_s = rank_s.groupby([own["stage"], own["phase"]]).transform("median")
     mean_s = stage_s.groupby(own["phase"]).transform("mean")
 
-    def scale(factor: Any) -> Callable[[Floats], Floats]:
-        def change(item_s: Floats) -> Floats:
-            changed = item_s.copy()
-            changed[passes] = item_s[passes] * factor
-            return changed
-
-        return change
+    def scale(values: Floats) -> Callable[[Floats], Floats]:
+        factor = np.ones((len(items), values.shape[1]))
+        factor[passes] = values
+        return lambda item_s: item_s * factor
 
     def settle(kind: str) -> Callable[[Floats], Floats]:
-        groups = items[items["kind"] == kind].groupby("optype").groups.values()
-
-        def change(item_s: Floats) -> Floats:
-            changed = item_s.copy()
-            for rows in groups:
-                changed[np.asarray(rows)] = np.median(job.item_s[np.asarray(rows)])
-            return changed
-
-        return change
+        chosen, medians_s = (items["kind"] == kind).to_numpy(), np.zeros(len(items))
+        for rows in items[chosen].groupby("optype").groups.values():
+            medians_s[np.asarray(rows)] = np.median(job.item_s[np.asarray(rows)])
+        return lambda item_s: np.where(chosen[:, None], medians_s[:, None], item_s)
 
     return {
         STAGES: scale((mean_s / stage_s).to_numpy()[:, None]),
