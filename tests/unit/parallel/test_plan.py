@@ -9,12 +9,12 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 from captured import BATCH
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from trioflow.base.columns import Columns, Texts
 from trioflow.base.errors import PlanError, TableError
 from trioflow.base.experiments import Plan, Workload, as_rows, load_experiments, load_plans, row_schema
 from trioflow.base.plan_row import SCHEDULES
@@ -249,7 +249,7 @@ def test_every_product_of_a_block_is_cut_by_its_name(model, sizes):
     with torch.device("meta"):
         built = kind(kind.config_class(**(sizes or small)))
     modules = dict(built.named_modules())
-    trace = SimpleNamespace(operators=pd.DataFrame({"module": list(modules)}))
+    trace = SimpleNamespace(operator_columns=Columns({"module": Texts.of(modules)}))
     rules = find_layers(trace)
     products = {
         name: module

@@ -269,10 +269,6 @@ class RowModel(OperatorModel, Protocol):
     """A model from which others are derived: it looks at each row by itself."""
 
     @property
-    def by_row(self) -> bool:
-        """Whether an answer depends on an operator's name, shapes and sizes alone."""
-
-    @property
     def device_name(self) -> str:
         """Name of the GPU or processor, as its driver reports it."""
 
