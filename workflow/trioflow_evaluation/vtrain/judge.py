@@ -101,42 +101,37 @@ def _fit(model: StepModel, form: StepForm, given: Floats | None) -> FittedParame
     )
     measured = np.log(model.rows["measured_s"].to_numpy(np.float64))
 
-    def residuals(logs: Floats) -> Floats:
-        return np.asarray(np.log(model.predict(np.exp(logs), form)) - measured, np.float64)
-
-    def slopes(logs: Floats) -> Floats:
-        moved = np.vstack([logs, logs + STEP * np.eye(len(logs))])
-        times = np.log(model.predict(np.exp(moved), form))
-        return np.asarray((times[1:] - times[:1]).T / STEP, np.float64)
-
     logs = np.clip(start if given is None else np.log(given), low + STEP, high - STEP)
-    # What no known row depends on stays where it starts.
-    active = np.flatnonzero((slopes(logs) != 0).any(axis=0))
 
-    def fill(some: Floats) -> Floats:
+    def fill(some: Floats, active: Places) -> Floats:
         whole = logs.copy()
         whole[active] = some
         return np.asarray(whole, np.float64)
 
-    def residuals_of(some: Floats) -> Floats:
-        return residuals(fill(some))
+    def residuals(some: Floats, active: Places) -> Floats:
+        return np.asarray(np.log(model.predict(np.exp(fill(some, active)), form)) - measured, np.float64)
 
-    def slopes_of(some: Floats) -> Floats:
-        return slopes(fill(some))[:, active]
+    def slopes(some: Floats, active: Places) -> Floats:
+        whole = fill(some, active)
+        moved = np.vstack([whole, whole + STEP * np.eye(len(whole))[active]])
+        times = np.log(model.predict(np.exp(moved), form))
+        return np.asarray((times[1:] - times[:1]).T / STEP, np.float64)
 
+    # What no known row depends on stays where it starts.
+    active = np.flatnonzero((slopes(logs, np.arange(len(logs))) != 0).any(axis=0))
     fitted = least_squares(
-        residuals_of,
+        residuals,
         logs[active],
-        slopes_of,
+        slopes,
         bounds=(low[active], high[active]),
         loss="soft_l1",
         f_scale=_SOFT,
         max_nfev=MOST_ROUNDS,
         ftol=PRECISION,
         xtol=PRECISION,
+        args=(active,),
     )
-    found = fill(fitted.x)
-    return FittedParameters(np.exp(found), form, float(np.abs(residuals(found)).mean()))
+    return FittedParameters(np.exp(fill(fitted.x, active)), form, float(np.abs(residuals(fitted.x, active)).mean()))
 
 
 def leave_out(model: StepModel, groups: Places, forms: Sequence[StepForm] = FORMS) -> Judged:
