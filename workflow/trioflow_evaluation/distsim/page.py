@@ -5,7 +5,6 @@ everything else is ours.
 """
 
 import shutil
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -475,19 +474,16 @@ def build_distsim_page(
     """
     rows = [dict(row) for row in experiments]
     found = _compare(files, rows, {str(p["plan"]): p for p in plans})
-    folder = Path(page).parent / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{FOLDER}.") as draft:
-        _draw(found, Path(draft), Path(files["search"][0]))
-        for name, frame, schema in (
-            ("timestamps", found.timestamps, TIMESTAMPS),
-            ("activity", found.activity, ACTIVITY),
-            ("costs", found.costs, COSTS),
-        ):
-            tables.write_table(frame, name, Path(draft) / f"{name}.parquet", schema=schema)
-        made = _compose(found)
-        for file in sorted(Path(draft).iterdir()):
-            file.replace(folder / file.name)
+    made, folder, search = _compose(found), Path(page).parent / FOLDER, Path(files["search"][0])
+    style.save_figures(folder, _draw(found).items())
+    for suffix in (".svg", ".png"):
+        shutil.copyfile(search.with_suffix(suffix), folder / f"distsim12{suffix}")
+    for name, frame, schema in (
+        ("timestamps", found.timestamps, TIMESTAMPS),
+        ("activity", found.activity, ACTIVITY),
+        ("costs", found.costs, COSTS),
+    ):
+        tables.write_table(frame, name, folder / f"{name}.parquet", schema=schema)
     write_page(page, made)
     return found
 
@@ -532,23 +528,19 @@ def _compare(
     )
 
 
-def _draw(found: _DistsimTables, folder: Path, search: Path) -> None:
-    """Draw every figure into a folder, and copy the one of the search."""
+def _draw(found: _DistsimTables) -> dict[str, Figure]:
+    """Draw every figure, by its name; that of the search is there already."""
     steps = found.activity.drop_duplicates("experiment")
     steps = steps.assign(error=steps["step_error"], who="simulated against measured")
     rates = found.analytical.assign(who="best rates against measured")
     activity = "mean deviation of starts and ends of operators [% of the step]"
-    drawn = {
+    return {
         "distsim03": draw_errors(rates, _STEP_LABEL, mean=ANALYTICAL_MEAN, worst=ANALYTICAL_WORST),
         "distsim08": draw_errors(steps, _STEP_LABEL, largest=STEP_ERROR),
         "distsim09": draw_errors(list_activity(found.activity), activity, largest=ACTIVITY_ERROR),
         "distsim10": draw_timestamps(found.timestamps),
         "distsim11": draw_throughput(found.throughput),
     }
-    for name, figure in drawn.items():
-        style.save_figure(figure, folder / name)
-    for suffix in (".svg", ".png"):
-        shutil.copyfile(search.with_suffix(suffix), folder / f"distsim12{suffix}")
 
 
 def _compose(found: _DistsimTables) -> Page:
