@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from trioflow.base.errors import SimulationError
-from trioflow.engine.program import ExchangePlan, Execution, Pieces, Program, explain_deadlock
+from trioflow.engine.program import ExchangeTraffic, Execution, Pieces, Program, explain_deadlock
 from trioflow.hardware.machine import Link, Routing
 from trioflow.network.collectives import CollectiveFlows
 from trioflow.network.message_planner import JOIN, CollectiveRounds, MessagePattern
@@ -264,7 +264,7 @@ _Work = Sequence[FlowSpec] | _Messages | CollectiveRounds
 class _Plans:
     """Plans as lists; what those of one pattern have in common is made once."""
 
-    def __init__(self, plans: list[ExchangePlan]) -> None:
+    def __init__(self, plans: list[ExchangeTraffic]) -> None:
         self._tables: dict[MessagePattern, _Table] = {}
         self._work = [self._make(plan) for plan in plans]
 
@@ -272,7 +272,7 @@ class _Plans:
         """Return what a plan puts on the network; number -1 puts nothing there."""
         return self._work[number] if number >= 0 else ()
 
-    def _make(self, plan: ExchangePlan) -> _Work:
+    def _make(self, plan: ExchangeTraffic) -> _Work:
         if isinstance(plan, CollectiveFlows):
             return list_flows(plan)
         if isinstance(plan, CollectiveRounds):

@@ -242,8 +242,8 @@ class Uncertainty:
         )
 
 
-TIMER, RATIO, NONE = "timer", "ratio", "none"
-ANCHOR_WAYS = (TIMER, RATIO, NONE)
+TIMER, RATIO, UNANCHORED = "timer", "ratio", "none"
+ANCHOR_WAYS = (TIMER, RATIO, UNANCHORED)
 """Ways to bring operators to their step: less the timer, one factor, or as they are."""
 
 SHIPPED_BAND = PACKAGE / "data/cost_models/step-anchor/band.json"
@@ -313,7 +313,7 @@ def anchor_step(trace: Trace, way: str = TIMER) -> StepAnchor:
     if way not in ANCHOR_WAYS:
         raise InputError(f"unknown anchor {way!r}", fix=f"use {', '.join(ANCHOR_WAYS)}")
     step_s = trace.facts.measured_end_to_end_s
-    if step_s is None or way == NONE:
+    if step_s is None or way == UNANCHORED:
         return StepAnchor()
     time_s = trace.operator_columns["device_ns"] * 1e-9
     timed, total_s = int((time_s > 0).sum()), float(time_s.sum())
@@ -377,7 +377,7 @@ class StepResidual:
     """A predicted step that was measured, too."""
 
     way: str  # One of ``RESIDUAL_WAYS``: what of it was not recorded
-    device_kind: str  # ``cpu`` or ``cuda``
+    device_kind: str  # PyTorch's type of the device, ``cpu`` or ``cuda``
     workload: str  # Model; the prediction's operator model did not see it
     case: str  # Device and plan, for the reader
     ranks: int  # Ranks of the measured step
@@ -403,7 +403,7 @@ def least_half_width(ways: Iterable[str], device_kind: str, workload: str, ranks
 
     As ``fits.operators.fit_step_band`` for each of the independent ``ways`` that leave what was
     recorded, without the workload's own residuals (no step judges itself); the other kind of device
-    stands in below ``FEWEST_OF_STEPS``. Beyond the most ranks measured it grows with the
+    (``device_kind``: PyTorch's type, ``cpu`` or ``cuda``) stands in below ``FEWEST_OF_STEPS``. Beyond the most ranks measured it grows with the
     doublings.
     """
     return math.sqrt(sum(_half_of_way(way, device_kind, workload, ranks) ** 2 for way in ways))
@@ -501,7 +501,7 @@ LAGS = ("step_autocorrelation", "rank_autocorrelation")
 class MeasuredSpread:
     """The spread of one recorded job."""
 
-    device_kind: str  # ``cpu`` or ``gpu``
+    device_kind: str  # Kind of the platform's device, ``cpu`` or ``gpu``
     job: str  # Job that it was measured on
     ranks: int  # Recorded ranks
     steps: int  # Recorded steps
@@ -523,7 +523,7 @@ def _combine_parts(parts: Iterable[Spread]) -> Spread:
 
 
 def choose_spread(device_kind: str, rows: Sequence[MeasuredSpread] | None = None) -> tuple[Spread, str]:
-    """Return the spread of a kind of device, or the widest known of each part, and where it comes from in words."""
+    """Return the spread of a kind of device (``cpu`` or ``gpu``), or the widest known of each part, and where it comes from in words."""
     known = load_spreads() if rows is None else rows
     own = [one for one in known if one.device_kind == device_kind]
     jobs = ", ".join(

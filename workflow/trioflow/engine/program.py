@@ -113,7 +113,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-ExchangePlan = CollectiveFlows | CollectiveMessages | CollectiveRounds
+ExchangeTraffic = CollectiveFlows | CollectiveMessages | CollectiveRounds
 """What one collective puts on the network."""
 
 
@@ -124,7 +124,7 @@ class Exchanges:
     of_task: Ints  # exchange that each task is a member of, -1 for none [tasks]
     members: Ints  # their ``task_id``, ascending, one exchange after the other [members]
     first_members: Ints  # where the members of each begin in ``members`` [exchanges + 1]
-    plans: list[ExchangePlan]  # what exchanges put on the network; one with flows ends with its last flow
+    plans: list[ExchangeTraffic]  # what exchanges put on the network; one with flows ends with its last flow
     plan_of: Ints  # plan of each exchange, -1 for none [exchanges]
     durations_s: Floats  # how long each one lasts where there are no flows [exchanges] [s]
     # Collective, ranks and confidence of every plan [plans]
@@ -139,7 +139,7 @@ class Exchanges:
 
     def stretch(self, factor: float) -> Exchanges:
         """Return them slower by a factor; the links are made narrower by it elsewhere."""
-        plans: list[ExchangePlan] = [
+        plans: list[ExchangeTraffic] = [
             plan if isinstance(plan, CollectiveRounds) else plan.stretch(factor) for plan in self.plans
         ]
         return replace(self, plans=plans, durations_s=self.durations_s * factor)
@@ -157,7 +157,7 @@ def make_exchanges(tasks: Columns, planner: CollectivePlanner) -> Exchanges:
         members = _list_rows(tasks, rows.task[rows.first[match] : rows.first[match + 1]])
         raise SimulationError(_describe_fault(fault, members))
     plan_of, firsts = rows.number_plans(rows.find_groups())
-    plans: list[ExchangePlan] = []
+    plans: list[ExchangeTraffic] = []
     confidences: list[tuple[str, int, str]] = []
     for match in firsts.tolist():
         collective, group = rows.read_group(match)
@@ -216,7 +216,7 @@ class ExchangeRows:
         return plan_of, find_firsts(plan_of)
 
     def assemble(
-        self, plans: list[ExchangePlan], plan_of: Ints, confidences: list[tuple[str, int, str]], warnings: list[str]
+        self, plans: list[ExchangeTraffic], plan_of: Ints, confidences: list[tuple[str, int, str]], warnings: list[str]
     ) -> Exchanges:
         """Return the exchanges of these matches, numbered as the matches are."""
         begin = self.first[:-1]

@@ -32,8 +32,8 @@ from trioflow.engine.compiled.run import is_repaid, run_program, supports
 from trioflow.engine.folding.fold import CannotFoldError, FoldedProgram, TooLargeError, check_expansion, fold_program
 from trioflow.engine.program import (
     Case,
-    ExchangePlan,
     Exchanges,
+    ExchangeTraffic,
     Execution,
     Flags,
     Floats,
@@ -203,7 +203,7 @@ def aggregate_program(program: Program, network: AnyNetwork) -> tuple[Program, i
     assert isinstance(network, FairShareNetwork | ContentionFreeNetwork)
     alone = _find_undisturbed(program)
     widths, shared = network.capacities_bytes_per_s, isinstance(network, FairShareNetwork)
-    plans: list[ExchangePlan] = list(exchanges.plans)
+    plans: list[ExchangeTraffic] = list(exchanges.plans)
     for number, plan in enumerate(exchanges.plans):
         if alone[number] and isinstance(plan, CollectiveMessages) and plan.flow_count:
             plans[number] = _aggregate(plan, widths, shared) or plan
@@ -233,7 +233,7 @@ def _find_undisturbed(program: Program) -> Flags:
     return np.append(most == in_class, False)[class_of_plan]
 
 
-def _classify(plans: list[ExchangePlan]) -> Ints:
+def _classify(plans: list[ExchangeTraffic]) -> Ints:
     """Return a class for each plan, equal where chains of common links join them, shape by shape; -1 without links."""
     shaped = [None if isinstance(plan, CollectiveRounds) or not len(plan.shape.hops) else plan.shape for plan in plans]
     shapes = dict.fromkeys(shape for shape in shaped if shape)

@@ -282,7 +282,7 @@ class AcrossTime(CollectiveTime):
 
 
 @dataclass(frozen=True, eq=False)
-class AcrossPlan:
+class AcrossFlows:
     """One collective over nodes: its flows, their bytes [flows], and what is known of its time."""
 
     shape: FlowShape
@@ -343,7 +343,7 @@ class NodeGroups(Derives):
         return pair_group(collective, group)
 
     @derived(_all, most=sys.maxsize)
-    def plan(self, collective: str, message_bytes: int, group: tuple[int, ...]) -> AcrossPlan:
+    def plan(self, collective: str, message_bytes: int, group: tuple[int, ...]) -> AcrossFlows:
         """Return one collective of a group that it holds; see ``take_network``."""
         spread = spread_group(self._split(group))
         shape, pairs = self.shape(collective, group), self._pair(collective, group)
@@ -390,7 +390,7 @@ class NodeGroups(Derives):
             f"{collective} on {len(group)} ranks of {spread.nodes} nodes{unlike}: {inside}, "
             f"between nodes over the links of {self._platform.name}, {note}"
         )
-        return AcrossPlan(shape, sizes_bytes, time, warning)
+        return AcrossFlows(shape, sizes_bytes, time, warning)
 
     @derived(_all, most=sys.maxsize)
     def _estimate(

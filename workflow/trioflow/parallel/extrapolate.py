@@ -34,6 +34,7 @@ from trioflow.costmodel.uncertainty import (
     COLLECTIVES,
     CONTEXT,
     PIPELINE,
+    UNANCHORED,
     Anchoring,
     StepAnchor,
     Uncertainty,
@@ -41,7 +42,6 @@ from trioflow.costmodel.uncertainty import (
     describe_anchor,
     least_half_width,
 )
-from trioflow.costmodel.uncertainty import NONE as UNANCHORED
 from trioflow.hardware.machine import Device
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.memory.peak import (

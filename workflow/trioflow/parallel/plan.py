@@ -12,8 +12,7 @@ from trioflow.base.experiments import Plan, find_plan_problem
 from trioflow.base.input_files import read_text
 from trioflow.base.plan_row import DEGREES, GIVEN, SCHEDULE_GROUP, SCHEDULES, SLICED, find_count_problem, find_traits
 from trioflow.base.plugins import list_plugins, load_plugin
-from trioflow.base.precision_recipes import MEGATRON as MEGATRON_LM
-from trioflow.base.precision_recipes import PYTORCH, WORDS
+from trioflow.base.precision_recipes import MEGATRON, PYTORCH, WORDS
 from trioflow.base.units import BYTES_PER_MIB
 from trioflow.parallel.schedules.build import build_schedule, is_schedule, read_schedule
 from trioflow.parallel.schedules.table import Schedule
@@ -33,10 +32,10 @@ BUCKET_BYTES = 25 * BYTES_PER_MIB
 
 SHARDED = ("fsdp", "zero1", "distributed", "partitioned", "zero2", "zero3")
 """Shardings that a number of ranks alone describes."""
-MEGATRON, LAYERS = "tp", "tp-layers"
-TENSOR = (MEGATRON, LAYERS, "tp-gather")
+TP, TP_LAYERS = "tp", "tp-layers"
+TENSOR_PLANS = (TP, TP_LAYERS, "tp-gather")
 """Megatron-LM's, by vocabulary too; layers alone, embedding and head whole; outputs gathered."""
-NAMED = ("single", "dp", "ddp", *TENSOR, *SHARDED, *SCHEDULES)
+NAMED = ("single", "dp", "ddp", *TENSOR_PLANS, *SHARDED, *SCHEDULES)
 """Named plans; the pipelines are called as their schedules, sharded data parallelism as its sharding."""
 
 
@@ -170,13 +169,15 @@ def _make_named(name: str, ranks: int, columns: Mapping[str, Any]) -> Any:
         "single": {},
         "dp": {"replication": "dp"},
         "ddp": {},
-        MEGATRON: {"vocabulary_parallel": ranks > 1},
-        LAYERS: {},
+        TP: {"vocabulary_parallel": ranks > 1},
+        TP_LAYERS: {},
         "tp-gather": {"tensor_style": "gather"},
         **{sharding: {"sharding": sharding} for sharding in SHARDED},
     }
     if name in of_name:
-        return make_plan(**share_ranks(ranks, {**of_name[name], **columns}, "tensor" if name in TENSOR else "data"))
+        return make_plan(
+            **share_ranks(ranks, {**of_name[name], **columns}, "tensor" if name in TENSOR_PLANS else "data")
+        )
     if is_schedule(name):
         return make_plan(**share_ranks(ranks, {"schedule": name, **columns}, "pipeline"))
     made = load_plugin(PLAN_GROUP, name, NAMED, what="plan", error=PlanError)(ranks)
@@ -252,13 +253,13 @@ def fit_framework(plan: Plan, trace: Trace) -> Plan:
     if recipe.bucket_elements and plan.sharding in SLICED and plan.bucket_bytes == BUCKET_BYTES:
         size = recipe.bucket_elements * recipe.reduce_bytes
         plan = replace(plan, first_bucket_bytes=size, bucket_bytes=size)
-    known = bool(trace.facts.language_model) and plan.plan != LAYERS
+    known = bool(trace.facts.language_model) and plan.plan != TP_LAYERS
     overlap = "none" if plan.tensor_overlap == "auto" else plan.tensor_overlap
-    if plan.tensor == 1 or plan.tensor_style != "megatron" or not (known or plan.plan == MEGATRON):
+    if plan.tensor == 1 or plan.tensor_style != "megatron" or not (known or plan.plan == TP):
         return replace(plan, tensor_overlap=overlap)
     shared = has_vocabulary(trace, plan.tensor)
     whole = plan.schedule == "none" or not find_traits(plan.schedule).splits
-    if plan.tensor_overlap == "auto" and whole and recipe.framework == MEGATRON_LM:
+    if plan.tensor_overlap == "auto" and whole and recipe.framework == MEGATRON:
         overlap = "backward"
     vocabulary = shared or (known and plan.vocabulary_parallel)
     return replace(plan, vocabulary_parallel=vocabulary, tensor_overlap=overlap)
@@ -442,7 +443,7 @@ def _describe_styles(plan: Plan) -> dict[str, bool]:
         "TP communication overlapped with GEMMs": (plan.tensor_overlap == "products", False),
         "EP communication overlapped with another micro-batch": (plan.expert_overlap, False),
         "weights gathered during forward": (plan.gather_overlap, True),
-        "embedding and head whole on each GPU": (plan.plan == LAYERS, True),
+        "embedding and head whole on each GPU": (plan.plan == TP_LAYERS, True),
         recompute: (plan.recompute != "none", False),
         "optimizer on the host": (plan.offload == "optimizer", False),
         "activations on the host": (plan.offload == "activations", False),

@@ -14,7 +14,7 @@ from trioflow.base.precision_recipes import DEFAULT_RECIPE, RECIPE_NAMES
 from trioflow.base.settings import OPTIMIZERS
 from trioflow.costmodel.choices import choose_times, find_own_model
 from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.costmodel.uncertainty import NONE, RATIO, TIMER, Anchoring, Spread, check_draws
+from trioflow.costmodel.uncertainty import RATIO, TIMER, UNANCHORED, Anchoring, Spread, check_draws
 from trioflow.engine.simulate import SimulationOptions
 from trioflow.hardware.machine import DeviceSheet, Platform
 from trioflow.network.across_nodes import INTER_NODE, TCP_BYTES_PER_S, Bandwidth, open_platform
@@ -30,7 +30,7 @@ from trioflow.trace.language.sizes import ATTENTIONS, FUSIONS, LOSSES, Configura
 from trioflow.trace.store import Trace, language_models, load_trace, refuse_step
 
 SESSION = "session"
-ANCHORS = (TIMER, RATIO, NONE, SESSION)
+ANCHORS = (TIMER, RATIO, UNANCHORED, SESSION)
 """Ways to bring a trace's operators to measured steps: see ``Options.anchor``."""
 CLOSED_FORM = "closed-form"
 """Collectives by the ring's closed form over the platform's links, whatever was measured."""

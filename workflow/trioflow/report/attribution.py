@@ -24,7 +24,7 @@ from trioflow.base.errors import InputError
 from trioflow.base.provenance import read_json, stamp
 from trioflow.costmodel.choices import Collectives
 from trioflow.costmodel.collectives.model import CollectiveTime
-from trioflow.costmodel.uncertainty import NONE, RATIO, TIMER
+from trioflow.costmodel.uncertainty import RATIO, TIMER, UNANCHORED
 from trioflow.engine.result import join_lanes, measure_lanes, merge_lanes, select_communication, subtract_lanes
 from trioflow.hardware.machine import Platform
 from trioflow.parallel.task_graph import TaskGraph
@@ -146,8 +146,8 @@ CHANGES: tuple[Change, ...] = (
     Change("copies of gradients", "x 2", Settings(copies=2.0), "replicas"),
     Change("cut of embedding and head", "none", Settings(vocabulary=False), "shards"),
     Change("anchor at the step of one GPU", "one factor", Settings(anchor=RATIO), "anchor"),
-    Change("anchor at the step of one GPU", "none", Settings(anchor=NONE), "anchor"),
-    Change("anchor at the session's steps of one rank", "none", Settings(anchor=NONE), "session"),
+    Change("anchor at the step of one GPU", "none", Settings(anchor=UNANCHORED), "anchor"),
+    Change("anchor at the session's steps of one rank", "none", Settings(anchor=UNANCHORED), "session"),
     Change("slowdown of ranks that compute at once", "none", Settings(sharing=0.0), "sharing"),
     Change("slowdown of ranks that compute at once", "x 2", Settings(sharing=2.0), "sharing"),
     Change("host's costs of parallel plans", "none", Settings(host=0.0), "host"),
@@ -256,7 +256,7 @@ class LiveCase:
         """Return the step with something changed [s]."""
         graph = (
             TaskGraph(self.graph.tasks.copy(), self.graph.dependencies, self.graph.metadata)
-            if settings.anchor == NONE
+            if settings.anchor == UNANCHORED
             else apply_factors(self.graph, self._share(settings.sharing))
         )
         kind = graph.tasks["kind"]

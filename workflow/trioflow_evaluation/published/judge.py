@@ -19,11 +19,11 @@ from trioflow.costmodel.uncertainty import (
     ANCHOR_WAYS,
     BATCH,
     COLLECTIVES,
-    NONE,
     PIPELINE,
     RESIDUAL_WAYS,
     SHIPPED,
     TIMER,
+    UNANCHORED,
     AnchoredModel,
     StepResidual,
     anchor_step,
@@ -119,7 +119,7 @@ def list_residuals(anchors: pd.DataFrame, cases: pd.DataFrame) -> list[StepResid
     found = []
     for row in anchors.to_dict("records"):
         name = f"{row['device']}, {row['mode']}, {row['source_batch']} to {row['target_batch']}"
-        for way, anchor in ((BATCH, TIMER), (ALONE, NONE)):
+        for way, anchor in ((BATCH, TIMER), (ALONE, UNANCHORED)):
             error = row[f"{anchor}_s"] / row["measured_s"] - 1
             workload = spell_workload(row["workload"])
             found.append(StepResidual(way, "cuda", workload, name, 1, error))
@@ -149,7 +149,7 @@ def prepare_set(
     for row in rows:
         trace = source.read_trace(row.traces[0])
         # Without a step of its own, a trace's operators are all that is known of the step.
-        way = TIMER if trace.facts.measured_end_to_end_s is not None else NONE
+        way = TIMER if trace.facts.measured_end_to_end_s is not None else UNANCHORED
         band = find_step_band(anchors, published_name(trace), way)
         cases.append(prepare_case(row, source, band=band))
     return source, cases

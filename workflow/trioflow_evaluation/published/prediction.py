@@ -33,8 +33,7 @@ from trioflow.costmodel.device_times import DeviceTimes, prepare_device_times
 from trioflow.costmodel.features import Floats, OperatorModel, class_of_name
 from trioflow.costmodel.files import SHIPPED_MODELS
 from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model
-from trioflow.costmodel.uncertainty import NONE as UNANCHORED
-from trioflow.costmodel.uncertainty import RATIO, anchor_step
+from trioflow.costmodel.uncertainty import RATIO, UNANCHORED, anchor_step
 from trioflow.hardware.machine import Device, DeviceSheet, Platform, find_device, load_device
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.plan import micro_batch_sizes

@@ -17,7 +17,7 @@ from trioflow.hardware.machine import FALLBACK_PRECISION, DeviceSheet
 TENSOR_CLASSES = frozenset({"gemm", "convolution", "convolution_backward", "attention"})
 """Classes whose arithmetic runs on tensor cores where precision and device have them."""
 
-TENSOR = ":tensor"
+TENSOR_SUFFIX = ":tensor"
 _BEYOND = 0.5
 """Share of the logarithm that is believed below the least power per rate that was fitted: half-way
 between following an exponent to where no GPU was and stopping at the last one."""
@@ -82,7 +82,7 @@ def device_rates(rows: Rows, device: DeviceSheet, precision: str) -> Rates:
 def class_key(operator_class: str, on_tensor_cores: bool) -> str:
     """Return the key under which a class's exponents are kept."""
     base = base_class(operator_class)
-    return f"{base}{TENSOR}" if on_tensor_cores and base in TENSOR_CLASSES else base
+    return f"{base}{TENSOR_SUFFIX}" if on_tensor_cores and base in TENSOR_CLASSES else base
 
 
 def find_exponents(fitted: Mapping[str, Exponents], key: str) -> tuple[Exponents, bool]:
@@ -94,8 +94,8 @@ def find_exponents(fitted: Mapping[str, Exponents], key: str) -> tuple[Exponents
     if key in fitted:
         return fitted[key], True
     lenders = ("gemm", ANY) if key in TENSOR_CLASSES else (ANY,)
-    if key.endswith(TENSOR):
-        lenders = (f"gemm{TENSOR}",)
+    if key.endswith(TENSOR_SUFFIX):
+        lenders = (f"gemm{TENSOR_SUFFIX}",)
     for lender in lenders:
         if lender in fitted:
             return fitted[lender], False

@@ -18,7 +18,7 @@ import numpy as np
 from trioflow.base.errors import InputError, SimulationError, how_to_install
 from trioflow.engine.compiled import kernels
 from trioflow.engine.compiled.state import EVENTS, PIECE, PIECES, RESHARED, make_plain, make_state, settle_rows
-from trioflow.engine.program import ExchangePlan, Execution, Pieces, Program, explain_deadlock
+from trioflow.engine.program import ExchangeTraffic, Execution, Pieces, Program, explain_deadlock
 from trioflow.network.collectives import CollectiveFlows
 from trioflow.network.message_planner import CollectiveRounds
 from trioflow.network.networks import NEVER_S, AnyNetwork, ContentionFreeNetwork, FairShareNetwork, Flow, check_flow
@@ -160,7 +160,7 @@ def _read_pieces(state: Any) -> Pieces:
     return Pieces(kept["flow_id"].copy(), plan, kept["flow"] - first[plan], *columns)
 
 
-def _check_flows(plan: ExchangePlan) -> None:
+def _check_flows(plan: ExchangeTraffic) -> None:
     """Refuse a plan with a flow that no network could finish; see ``network.networks.check_flow``."""
     if isinstance(plan, CollectiveRounds):
         return

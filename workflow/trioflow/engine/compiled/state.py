@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioflow.base.runs import count_up
-from trioflow.engine.program import ExchangePlan, Floats, Ints, Program
+from trioflow.engine.program import ExchangeTraffic, Floats, Ints, Program
 from trioflow.network.collectives import CollectiveFlows
 from trioflow.network.message_planner import CollectiveMessages, CollectiveRounds, MessagePattern
 from trioflow.network.networks import NEVER_S, FlowShape
@@ -228,7 +228,7 @@ def _lay_out_exchanges(program: Program) -> Any:
     )
 
 
-def _gather_traffic(plans: list[ExchangePlan]) -> tuple[dict[str, Any], Ints]:
+def _gather_traffic(plans: list[ExchangeTraffic]) -> tuple[dict[str, Any], Ints]:
     """Lay out plans one after the other; what several have in common, once.
 
     Returned are arrays by their names in ``State``, and how much each plan has under way at most: flows, hops of flows,
@@ -255,7 +255,7 @@ def _measure_room(plan: CollectiveFlows | CollectiveMessages) -> tuple[int, int,
     return len(hops), int(hops.sum()), table.joins, len(table.pair_of)
 
 
-def _gather_flows(plans: list[ExchangePlan], made: Any) -> tuple[Any, Ints]:
+def _gather_flows(plans: list[ExchangeTraffic], made: Any) -> tuple[Any, Ints]:
     """Return the flows of all plans, or the pairs of their messages; and the links of all routes."""
     counts = [0 if isinstance(plan, CollectiveRounds) else len(plan.shape.pairs) for plan in plans]
     first_flows = count_up(np.array(counts, dtype=np.int64))
@@ -280,7 +280,7 @@ def _gather_flows(plans: list[ExchangePlan], made: Any) -> tuple[Any, Ints]:
     return flows, np.concatenate(hops)
 
 
-def _gather_patterns(plans: list[ExchangePlan], made: Any) -> tuple[Any, Any, NDArray[np.int32]]:
+def _gather_patterns(plans: list[ExchangeTraffic], made: Any) -> tuple[Any, Any, NDArray[np.int32]]:
     """Return patterns, their messages, and which messages wait for each."""
     numbers: dict[MessagePattern, int] = {}
     for place, plan in enumerate(plans):
@@ -303,7 +303,7 @@ def _gather_patterns(plans: list[ExchangePlan], made: Any) -> tuple[Any, Any, ND
     return patterns, messages, np.concatenate([*found, np.zeros(0, dtype=np.int32)])
 
 
-def _gather_rounds(plans: list[ExchangePlan], made: Any) -> tuple[Any, Any]:
+def _gather_rounds(plans: list[ExchangeTraffic], made: Any) -> tuple[Any, Any]:
     """Return the rounds of all plans that have some, and the links that they cross."""
     chosen = [(place, plan) for place, plan in enumerate(plans) if isinstance(plan, CollectiveRounds)]
     places = [place for place, _ in chosen]

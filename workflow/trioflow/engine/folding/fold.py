@@ -62,7 +62,16 @@ from trioflow.base.errors import SimulationError
 from trioflow.base.machine_memory import find_available_bytes
 from trioflow.base.runs import count_up
 from trioflow.base.units import format_bytes, format_count
-from trioflow.engine.program import Case, ExchangePlan, ExchangeRows, Exchanges, Floats, Ints, Program, build_programs
+from trioflow.engine.program import (
+    Case,
+    ExchangeRows,
+    Exchanges,
+    ExchangeTraffic,
+    Floats,
+    Ints,
+    Program,
+    build_programs,
+)
 from trioflow.hardware.machine import Link, Platform, narrow_links
 from trioflow.network.collectives import CollectiveFlows, CollectivePlanner
 from trioflow.network.message_planner import CollectiveMessages
@@ -609,7 +618,7 @@ def _fold_exchanges(
             (collective, len(fold.families[family].groups[0]), plan.confidence)
             for (collective, _, family), plan in zip(asked, plans, strict=True)
         ]
-        made: list[ExchangePlan] = list(plans)
+        made: list[ExchangeTraffic] = list(plans)
         exchanges.append(rows.assemble(made, plan_of, confidences, traffic.warnings))
     return exchanges, traffic
 

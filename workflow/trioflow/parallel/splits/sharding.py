@@ -175,8 +175,8 @@ def share_storages(
     ``here``, ``held``: places in ``list_parameters`` of what it updates, and of what it has with gradients; all by
     default.
     """
-    shares, owners, of_model = _share_owned(trace, plan)
-    for places, which in ((here, ~of_model), (held, of_model)):
+    shares, owners, of_parameter = _share_owned(trace, plan)
+    for places, which in ((here, ~of_parameter), (held, of_parameter)):
         if places is not None:
             shares = np.where(which & ~np.isin(owners, list(places)), 0.0, shares)
     return dict(zip(find_owners(trace).of_storage, shares.tolist(), strict=True))
@@ -191,7 +191,7 @@ def _share_owned(trace: ModelGraph, plan: Plan) -> tuple[NDArray[np.float64], ND
     whole, mine = list_parameters(trace), list_parameters(trace, plan.tensor, plan.expert_parts)
     updated, main = held_sizes(trace, plan), trace.facts.recipe.main_parameter_bytes
     weights = weigh_parameters(trace, plan)
-    shares, of_model = [], []
+    shares, of_parameter = [], []
     for storage, index in owners.items():
         parameter, size = mine[index], max(whole[index].size_bytes, 1)
         split = parameter.size_bytes / size
@@ -201,8 +201,8 @@ def _share_owned(trace: ModelGraph, plan: Plan) -> tuple[NDArray[np.float64], ND
             shares.append(0.0 if state else weights[index] / size)
         else:
             shares.append(split if storage == parameter.gradient_storage_id else updated[index] / size)
-        of_model.append(storage in (parameter.storage_id, parameter.gradient_storage_id))
-    return np.array(shares), np.array([*owners.values()]), np.array(of_model)
+        of_parameter.append(storage in (parameter.storage_id, parameter.gradient_storage_id))
+    return np.array(shares), np.array([*owners.values()]), np.array(of_parameter)
 
 
 def weigh_parameters(trace: Trace, plan: Plan) -> list[float]:
