@@ -112,7 +112,8 @@ def _load_measured_node(platform: Platform) -> Platform | None:
     """Return the shipped platform that measured collectives hold for: a node of its node's, else of its own name, all of it."""
     known, wanted = list_platforms(), platform.node_collectives
     named = [name for name in (wanted, platform.name) if name in known]
-    named += [name for name in known if wanted and _node_model(name) == wanted]
+    if wanted and not named:
+        named = [name for name in known if _node_model(name) == wanted]
     if not named:
         return None
     node = min(platform.ranks, platform.ranks_per_node or platform.ranks)
@@ -140,8 +141,8 @@ def _measure_routes(platform: Platform) -> Routes:
     source = np.repeat(rank, per_node)
     target = source - source % per_node + np.tile(np.arange(per_node), platform.ranks)
     pairs = np.column_stack([source, target])[(source != target) & (target < platform.ranks)]
-    names = [name_rank_node(one) for one in rank.tolist()]
-    shape = FlowShape(tuple((names[one], names[other]) for one, other in pairs.tolist()), find_router(platform))
+    router = find_router(platform)
+    shape = FlowShape((), router, router.route_ranks(pairs))
     places, place = np.unique(pairs % per_node @ [per_node, 1], return_inverse=True)
     rates, latencies_s = np.full(len(places), math.inf), np.zeros(len(places))
     np.minimum.at(rates, place, shape.widths_bytes_per_s)

@@ -153,6 +153,10 @@ _ROUNDING = 1e-12
 """Widths that differ by less, as a share, are equal."""
 
 
+_NEARLY = 1.001
+"""Links that are wider than what leads to them by this are looked at link by link."""
+
+
 def find_slack(router: Router, is_end: Callable[[str], bool]) -> frozenset[int]:
     """Return the links between switches that can never hold a flow back, by their numbers.
 
@@ -166,8 +170,15 @@ def find_slack(router: Router, is_end: Callable[[str], bool]) -> frozenset[int]:
     """
     graph, widths = router.graph, router.capacities_bytes_per_s
     inner = np.array([not is_end(name) for name in graph.names], dtype=bool)
-    ends = graph.link_ends
-    chosen = np.flatnonzero(inner[ends].all(axis=1) & (ends >= 0).all(axis=1))
+    ends, nodes = graph.link_ends, len(graph.names)
+    works = (ends >= 0).all(axis=1)
+    # About what leads to the source of each link, and on from its target, links between the two of them left out.
+    pairs, pair = np.unique(ends @ [nodes, 1], return_inverse=True)
+    back = np.searchsorted(pairs, ends @ [1, nodes]).clip(max=len(pairs) - 1)
+    between = np.where(pairs[back] == ends @ [1, nodes], np.bincount(pair, widths)[back], 0.0)
+    led = [np.bincount(ends[works, 1 - side], widths[works], nodes)[ends[:, side]] for side in (0, 1)]
+    narrow = np.minimum(*led) - between <= widths * _NEARLY
+    chosen = np.flatnonzero(inner[ends].all(axis=1) & works & narrow)
     slack, kept = np.zeros((2, len(widths)), dtype=bool)
     for link in chosen[np.argsort(-widths[chosen], kind="stable")].tolist():
         source, target = ends[link].tolist()
@@ -216,7 +227,7 @@ class FlowShape:
     """Who sends to whom, and over which links: common to collectives of one kind and group."""
 
     def __init__(self, pairs: tuple[tuple[str, str], ...], router: Router, routes: Routes | None = None) -> None:
-        """``routes``: those of the pairs, where they are known."""
+        """``routes``: those of the pairs, where they are known; then names are only needed by an engine."""
         self.pairs, self._router = pairs, router
         if routes is not None:
             self.routes = routes
@@ -250,8 +261,9 @@ class FlowShape:
     @cached_property
     def latencies_s(self) -> Floats:
         """Total latency of each route [flows] [s]."""
-        flow = np.repeat(np.arange(len(self.pairs)), np.diff(self.first_hops))
-        latencies_s = np.bincount(flow, self._router.latencies_s[self.hops], minlength=len(self.pairs))
+        counts = np.diff(self.first_hops)
+        flow = np.repeat(np.arange(len(counts)), counts)
+        latencies_s = np.bincount(flow, self._router.latencies_s[self.hops], minlength=len(counts))
         return latencies_s.astype(np.float64)  # integers where there are no flows
 
     @cached_property
@@ -262,7 +274,7 @@ class FlowShape:
     @cached_property
     def widths_bytes_per_s(self) -> Floats:
         """The narrowest link of each route [flows] [bytes/s]; infinite for one without links."""
-        widths = np.full(len(self.pairs), math.inf)
+        widths = np.full(len(self.first_hops) - 1, math.inf)
         crossing = np.flatnonzero(np.diff(self.first_hops))
         if len(crossing):
             capacities = self._router.capacities_bytes_per_s[self.hops]

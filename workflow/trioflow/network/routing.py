@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from trioflow.base.derived import derived
 from trioflow.base.errors import SimulationError
 from trioflow.base.runs import count_up, list_runs
-from trioflow.hardware.machine import Link, Platform, Routing
+from trioflow.hardware.machine import Link, Platform, Routing, is_rank_node, name_rank_node
 
 Way = tuple[int, int, int]
 """Cost, node and number of a link to or from that node."""
@@ -320,16 +320,38 @@ class Router:
         """The links that work, as numbers."""
         return _Graph(self.links, self._routing.failed)
 
+    @cached_property
+    def rank_nodes(self) -> Ints:
+        """Number of each rank's node; -1 without links [ranks]."""
+        rank = np.array([int(name[4:]) if is_rank_node(name) else _NONE for name in self.graph.names], dtype=np.int64)
+        nodes = np.full(int(rank.max(initial=_NONE)) + 2, _NONE)
+        nodes[rank] = np.arange(len(rank))
+        nodes[_NONE] = _NONE
+        return nodes
+
     def route_pairs(self, pairs: Sequence[tuple[str, str]]) -> Routes:
         """Return the routes of pairs of nodes, as ``route`` does of each."""
-        number, moving = self.graph.number, [pair for pair in pairs if pair[0] != pair[1]]
-        for source, target in moving:
-            if source not in number or target not in number:
+        number = self.graph.number
+        for source, target in pairs:
+            if source != target and (source not in number or target not in number):
                 raise SimulationError(self._explain(source, target))
-        ends = np.array([(number[source], number[target]) for source, target in moving], dtype=np.int64).reshape(-1, 2)
-        hops, lengths = self._route(ends[:, 0], ends[:, 1]) if moving else (ends[:, 0], ends[:, 0])
-        counts = np.zeros(len(pairs), dtype=np.int64)
-        counts[[source != target for source, target in pairs]] = lengths
+        ends = [(number.get(source, _NONE), number.get(target, _NONE)) for source, target in pairs]
+        return self.route_numbers(np.array(ends, dtype=np.int64).reshape(-1, 2))
+
+    def route_ranks(self, pairs: Ints) -> Routes:
+        """Return the routes of pairs of ranks [pairs, 2]."""
+        numbers = self.rank_nodes[np.minimum(pairs, len(self.rank_nodes) - 1)]
+        if (numbers < 0).any():
+            return self.route_pairs([(name_rank_node(one), name_rank_node(other)) for one, other in pairs.tolist()])
+        return self.route_numbers(numbers)
+
+    def route_numbers(self, ends: Ints) -> Routes:
+        """Return the routes of pairs of nodes by their numbers in the graph [pairs, 2]."""
+        moving = ends[:, 0] != ends[:, 1]
+        counts = np.zeros(len(ends), dtype=np.int64)
+        hops = ends[:0, 0]
+        if moving.any():
+            hops, counts[moving] = self._route(*ends[moving].T)
         return Routes(hops, count_up(counts))
 
     def _route(self, source: Ints, target: Ints) -> tuple[Ints, Ints]:

@@ -53,6 +53,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +73,7 @@ from trioflow.engine.program import (
     Program,
     build_programs,
 )
-from trioflow.hardware.machine import Link, Platform, narrow_links
+from trioflow.hardware.machine import Link, Platform, is_rank_node, name_rank_node, narrow_links
 from trioflow.network.collectives import CollectiveFlows, CollectivePlanner
 from trioflow.network.message_planner import CollectiveMessages
 from trioflow.network.networks import AnyNetwork, ContentionFreeNetwork, FairShareNetwork, FlowShape
@@ -262,17 +263,30 @@ def _route_groups(
     planner: CollectivePlanner, collective: str, size: int, groups: Ints, link_kinds: Ints
 ) -> _GroupRoutes:
     """Return where groups send; ``link_kinds`` are equal numbers for links alike in themselves [links]."""
-    members = list(map(tuple, groups.tolist()))
-    pairs = [planner.shape(collective, size, group).pairs for group in members]
-    routes = planner.router.route_pairs(list(chain(*pairs)))
+    members, sizes = list(map(tuple, groups.tolist())), np.full(len(groups), groups.shape[1])
+    node = groups // (planner.ranks_per_node or int(groups.max()) + 1)
+    nodes = _number_places(node.ravel(), sizes)
+    pairs: list[Any] = []
+    if all(map(is_rank_node, chain(*planner.shape(collective, size, members[0]).pairs))):
+        # Groups that lie alike on nodes send between the same places.
+        places: dict[bytes, Ints] = {}
+        for number, lies in enumerate(_write_runs(nodes, sizes)):
+            if lies not in places:
+                place = {name_rank_node(rank): n for n, rank in enumerate(members[number])}
+                named = planner.shape(collective, size, members[number]).pairs
+                places[lies] = np.array([(place[one], place[other]) for one, other in named], np.int64).reshape(-1, 2)
+            pairs.append(groups[number][places[lies]])
+        routes = planner.router.route_ranks(np.concatenate(pairs))
+    else:
+        pairs += (planner.shape(collective, size, group).pairs for group in members)
+        routes = planner.router.route_pairs(list(chain(*pairs)))
     counts = np.array([*map(len, pairs)], dtype=np.int64)
     begins = routes.first_hops[count_up(counts)]
-    node = groups // (planner.ranks_per_node or int(groups.max()) + 1)
     columns = (
         (np.diff(routes.first_hops), counts),
         (_number_places(routes.hops, np.diff(begins)), np.diff(begins)),
         (link_kinds[routes.hops], np.diff(begins)),
-        (_number_places(node.ravel(), np.full(len(node), node.shape[1])), np.full(len(node), node.shape[1])),
+        (nodes, sizes),
     )
     texts = zip(*(_write_runs(*column) for column in columns), strict=True)
     numbers: dict[object, int] = {}
