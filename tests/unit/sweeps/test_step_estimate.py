@@ -119,7 +119,7 @@ def test_equal_operators_are_asked_for_once_and_get_the_models_own_times(
 ) -> None:
     costs = costs_on("dgx-h100", 2)
     costs.prepare([make_plan(2), make_plan(1, 2), make_plan(2, accumulate=4)], 16)
-    operators = costs.traces[0].operators
+    operators = costs.traces[0].operator_columns
     for samples in (8, 2):
         target = resize_batch(operators, samples / 8)
         expected, _ = predict_operator_times(operators, target, costs.model)

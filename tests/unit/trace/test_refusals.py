@@ -212,7 +212,7 @@ BAD_CAPTURES = {
     "batch: '4' is not a possible value": _environment(batch="4"),
     "not a step time": _environment(step_time_s=0),
     "device_name": _environment(device_name=None),
-    f"{KINETO}: the key traceEvents is missing": _packed(KINETO, lambda c: c.pop("traceEvents")),
+    f"{KINETO}: it holds no list traceEvents": _packed(KINETO, lambda c: c.pop("traceEvents")),
     "holds no operator": _packed(KINETO, lambda c: c.update(traceEvents=[])),
     "traceEvents[9]": _packed(KINETO, lambda c: c["traceEvents"][9].pop("dur")),
     "negative": _packed(KINETO, lambda c: c["traceEvents"][9].update(dur=-1)),
