@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from graphlib import CycleError, TopologicalSorter
 from math import prod
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -237,20 +237,23 @@ MOST_UNMATCHED = 0.02
 
 
 def _link_by_order(events: Sequence[Event], nodes: Sequence[Node]) -> Links:
-    """Match threads by the names of their calls, then call by call; one of each file that share the most comes first."""
+    """Match threads by the names of their calls, then call by call."""
     words = (*kineto_words("step"), *kineto_words("asynchronous"))
     ours = _by_thread((e.thread, e) for e in events if not e.name.startswith(words))
     theirs = _by_thread(
         (n.thread, n) for n in sorted(nodes, key=lambda n: n.record_id) if n.record_id and not n.name.startswith(words)
     )
     links: Links = {}
-    for calls in sorted(ours, key=len, reverse=True):
-        for candidates in theirs:
-            pairs = _pair(calls, candidates)
-            if len(pairs) >= (1 - MOST_UNMATCHED) * len(calls):
-                links |= pairs
-                theirs.remove(candidates)
-                break
+    for find in (_find_sequence, _align):
+        for calls in sorted(ours, key=len, reverse=True):
+            names = [e.name for e in calls]
+            for place, candidates in enumerate(theirs):
+                pairs = find(names, [n.name for n in candidates])
+                if pairs:
+                    links |= {calls[one]: candidates[other] for one, other in pairs}
+                    ours.remove(calls)
+                    del theirs[place]
+                    break
     return links
 
 
@@ -262,8 +265,37 @@ def _by_thread(pairs: Iterable[tuple[int, T]]) -> list[list[T]]:
     return list(found.values())
 
 
-def _pair(events: Sequence[Event], nodes: Sequence[Node]) -> Links:
-    """Pair two sequences of calls of the same names in order."""
-    names, others = ([one.name for one in calls] for calls in (events, nodes))
-    blocks = SequenceMatcher(None, names, others, autojunk=False).get_matching_blocks()
-    return {events[a + k]: nodes[b + k] for a, b, size in blocks for k in range(size)}
+Pairs = list[tuple[int, int]]
+"""Places of the same call in two sequences."""
+
+
+def _find_sequence(names: list[str], within: list[str]) -> Pairs:
+    """Pair a sequence of names with where it stands as one piece in a longer one, if once only."""
+    limit = len(within) - len(names)
+    places = [i for i in range(limit + 1) if within[i : i + len(names)] == names]
+    return [(i, places[0] + i) for i in range(len(names))] if len(places) == 1 else []
+
+
+def _align(names: list[str], others: list[str]) -> Pairs:
+    """Pair two sequences of names in order, with the fewest left over; none where those are many.
+
+    Source: E. W. Myers, An O(ND) difference algorithm and its variations, Algorithmica 1 (1986),
+    fig. 2.
+    """
+    most = int(MOST_UNMATCHED * (len(names) + len(others)))
+    best: dict[int, tuple[int, Any]] = {1: (0, None)}  # by diagonal: how far, and the runs of pairs before
+    for edits in range(most + 1):
+        for diagonal in range(-edits, edits + 1, 2):
+            left, before = best.get(diagonal - 1, (-2, None))
+            at, before = max(best.get(diagonal + 1, (-1, None)), (left + 1, before), key=itemgetter(0))
+            start = at
+            while at < len(names) and at - diagonal < len(others) and names[at] == others[at - diagonal]:
+                at += 1
+            best[diagonal] = at, (before, start, at, diagonal)
+            if at >= len(names) and at - diagonal >= len(others):
+                pairs, run = Pairs(), best[diagonal][1]
+                while run is not None:
+                    run, start, end, shift = run
+                    pairs = [(place, place - shift) for place in range(start, end)] + pairs
+                return pairs
+    return []
