@@ -116,9 +116,13 @@ class Columns(Mapping[str, Any]):
         return cls({name: read_arrow_column(table.column(name)) for name in table.column_names})
 
     @classmethod
-    def of_frame(cls, frame: pd.DataFrame) -> Columns:
-        """Return a frame's columns: text as `Texts`, whole numbers that lack some with ABSENT, lists as objects."""
-        return cls({str(name): _read_column(frame[name]) for name in frame.columns})
+    def of_frame(cls, frame: pd.DataFrame, nullable: Iterable[str] = ()) -> Columns:
+        """Return a frame's columns: text as `Texts`, whole numbers that lack some with ABSENT, lists as objects.
+
+        ``nullable``: columns of whole numbers that may lack some, of whatever type pandas made them.
+        """
+        whole = frame.astype({name: "Int64" for name in nullable if name in frame.columns})
+        return cls({str(name): _read_column(whole[name]) for name in whole.columns})
 
     def to_frame(self, nullable: Iterable[str] = ()) -> pd.DataFrame:
         """Return the table as a frame; ABSENT is missing in the ``nullable`` columns."""
@@ -177,6 +181,6 @@ def _read_column(column: pd.Series[Any]) -> Column:
     return column.to_numpy()
 
 
-def as_columns(table: Any) -> Columns:
-    """Return the columns of a frame; of columns themselves."""
-    return table if isinstance(table, Columns) else Columns.of_frame(table)
+def as_columns(table: Any, nullable: Iterable[str] = ()) -> Columns:
+    """Return the columns of a frame, as `Columns.of_frame`; of columns themselves."""
+    return table if isinstance(table, Columns) else Columns.of_frame(table, nullable)

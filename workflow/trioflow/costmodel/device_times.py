@@ -304,7 +304,7 @@ def _number_cells(column: NDArray[Any] | Texts) -> NDArray[Any]:
     """Return a number for each cell, equal for equal ones."""
     if isinstance(column, Texts):
         return column.codes
-    return Texts.of(map(str, column)).codes if column.dtype == object else column
+    return column if column.dtype.kind in "biuf" else Texts.of(map(str, column)).codes
 
 
 def time_trace(

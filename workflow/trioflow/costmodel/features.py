@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from trioflow.base.columns import Columns, as_columns
+from trioflow.base.columns import Columns, Texts, as_columns
 from trioflow.base.errors import TableError
 from trioflow.base.plugins import load_plugin
 from trioflow.base.provenance import read_own_table
+from trioflow.tables import NULLABLE
 from trioflow.trace.facts import Facts
 
 if TYPE_CHECKING:
@@ -210,6 +211,8 @@ def feature_matrix(operators: Rows) -> Floats:
 
 def read_numbers(column: Any) -> Floats:
     """Return a column's numbers, NaN for what is none."""
+    if isinstance(column, Texts):
+        column = column.tolist()
     try:
         return np.asarray(column, np.float64)
     except (TypeError, ValueError):
@@ -336,17 +339,20 @@ def price_columns(model: OperatorModel, operators: Columns) -> Columns:
     """Return what ``model.predict`` says of operators; a model of another package is given a frame."""
     if isinstance(model, RowCostModel):
         return model.price(operators)
-    return as_columns(model.predict(operators.to_frame(_WHOLE_NUMBERS)))
+    return _read_prices(model.predict(operators.to_frame(NULLABLE["operators"])))
 
 
 def reprice_columns(model: OperatorModel, operators: Columns, target: Columns) -> Columns:
     """Return what ``model.rescale`` says of operators, as `price_columns`."""
     if isinstance(model, RowCostModel):
         return model.reprice(operators, target)
-    return as_columns(model.rescale(*(table.to_frame(_WHOLE_NUMBERS) for table in (operators, target))))
+    return _read_prices(model.rescale(*(table.to_frame(NULLABLE["operators"]) for table in (operators, target))))
 
 
-_WHOLE_NUMBERS = ("batch_dim", "sequence_number", "forward_op_id")
+def _read_prices(found: Table) -> Columns:
+    """Return what a model of another package says; its ``extrapolated`` may be of any type that is true or false."""
+    prices = as_columns(found)
+    return prices.assign(extrapolated=np.asarray(prices["extrapolated"], dtype=bool))
 
 
 class OperatorModelFit(Protocol):

@@ -372,12 +372,15 @@ class Summary(TimelineSummary):
 
 
 @dataclass(frozen=True, eq=False)
-class Executed:
-    """The tasks that were executed: those of all ranks, or of one rank of each class."""
+class Timed:
+    """When tasks ran, made when asked for."""
 
-    graph: TaskGraph
-    timeline_columns: Columns  # of ``tables.TIMELINE``, a row for each task of the graph
-    like: NDArray[np.int64]  # executed rank that does the same as each rank that has tasks [ranks]
+    make_timeline: Callable[[], Columns]
+
+    @cached_property
+    def timeline_columns(self) -> Columns:
+        """Columns of ``tables.TIMELINE``, a row a task by ``task_id``; ``stream`` is the one in which it ran."""
+        return self.make_timeline()
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
@@ -385,27 +388,24 @@ class Executed:
         return make_frame(self.timeline_columns)
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a simulation says, its tables made when asked for.
+@dataclass(frozen=True, eq=False)
+class Executed(Timed):
+    """The tasks that were executed: those of all ranks, or of one rank of each class."""
+
+    graph: TaskGraph
+    like: NDArray[np.int64]  # executed rank that does the same as each rank that has tasks [ranks]
+
+
+@dataclass(frozen=True, eq=False)
+class Result(Timed):
+    """What a simulation says of all ranks.
 
     ``traffic``: what crossed the links, with ``record_links``, for ``export.step_tables.measure_links`` and ``link_rates``.
     """
 
-    make_timeline: Callable[[], Columns]
     executed: Executed  # small where identical ranks were executed once
     summary: Summary
     traffic: LinkTraffic | None = None
-
-    @cached_property
-    def timeline_columns(self) -> Columns:
-        """Columns of ``tables.TIMELINE`` of all ranks, a row a task by ``task_id``; ``stream`` is the one in which it ran."""
-        return self.make_timeline()
-
-    @cached_property
-    def timeline(self) -> pd.DataFrame:
-        """The timeline of all ranks as a table."""
-        return make_frame(self.timeline_columns)
 
 
 _DECIDING_SHARE = 0.05

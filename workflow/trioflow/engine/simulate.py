@@ -609,7 +609,7 @@ def _read_result(graph: TaskGraph, platform: Platform, options: SimulationOption
     fold = None if folded is None else folded.fold
     kept = graph if fold is None else fold.graph
     like = np.unique(ran.program.ranks) if fold is None else fold.representatives[fold.class_of]
-    executed = Executed(kept, _assemble(kept.task_columns, ready.program, execution), like)
+    executed = Executed(partial(_assemble, kept.task_columns, ready.program, execution), kept, like)
     return Result(partial(_build_timeline, graph, fold, ready.program, execution), executed, summary, traffic)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioflow import tables
-from trioflow.base.columns import ABSENT, Column, Columns, Texts
+from trioflow.base.columns import ABSENT, Column, Columns, Texts, as_columns
 from trioflow.base.derived import Derives
 from trioflow.base.errors import InputError, PlanError, TableError
 from trioflow.base.plan_row import Plan
@@ -185,7 +185,7 @@ class TaskGraph:
     def wait_columns(self) -> Columns:
         """Columns of ``tables.DEPENDENCIES`` of all ranks, not to be changed."""
         waits = self._dependencies if self.fold is None else self.fold.whole._dependencies
-        return waits if isinstance(waits, Columns) else Columns.of_frame(waits)
+        return as_columns(waits, tables.DEPENDENCIES.names)
 
     @property
     def tasks(self) -> pd.DataFrame:

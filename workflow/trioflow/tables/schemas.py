@@ -113,6 +113,10 @@ OPERATOR_FIT, VALIDATION = SCHEMAS["operator_fit"], SCHEMAS["validation"]
 ERRORS, PUBLISHED_CASES = SCHEMAS["errors"], SCHEMAS["published_cases"]
 SWEEP_RESULTS = SCHEMAS["sweep_results"]
 
+NULLABLE = {
+    table: [cell.name for cell in schema if cell.nullable and cell.type == INT] for table, schema in SCHEMAS.items()
+}
+"""Columns of whole numbers that may lack some, by table."""
 LOST_NS = 1
 """Stands for a collective's sample that noise made shorter than nothing [ns]: it keeps its place below the median."""
 

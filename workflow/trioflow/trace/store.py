@@ -475,12 +475,12 @@ class Trace:
     @property
     def operator_columns(self) -> Columns:
         """The operators, without a frame."""
-        return as_columns(vars(self)["operators"])
+        return as_columns(vars(self)["operators"], tables.NULLABLE["operators"])
 
     @property
     def tensor_columns(self) -> Columns:
         """The tensors, without a frame."""
-        return as_columns(vars(self)["tensors"])
+        return as_columns(vars(self)["tensors"], tables.NULLABLE["tensors"])
 
     def replace(self, facts: Facts, operators: pd.DataFrame | Columns | None = None) -> Self:
         """Return a trace of the same tensors with other facts, and with other operators where given."""

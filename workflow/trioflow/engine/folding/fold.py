@@ -266,19 +266,19 @@ def _route_groups(
     members, sizes = list(map(tuple, groups.tolist())), np.full(len(groups), groups.shape[1])
     node = groups // (planner.ranks_per_node or int(groups.max()) + 1)
     nodes = _number_places(node.ravel(), sizes)
-    pairs: list[Any] = []
-    if all(map(is_rank_node, chain(*planner.shape(collective, size, members[0]).pairs))):
-        # Groups that lie alike on nodes send between the same places.
-        places: dict[bytes, Ints] = {}
-        for number, lies in enumerate(_write_runs(nodes, sizes)):
-            if lies not in places:
-                place = {name_rank_node(rank): n for n, rank in enumerate(members[number])}
-                named = planner.shape(collective, size, members[number]).pairs
-                places[lies] = np.array([(place[one], place[other]) for one, other in named], np.int64).reshape(-1, 2)
-            pairs.append(groups[number][places[lies]])
+    lies = _write_runs(nodes, sizes)
+    # Groups that lie alike on nodes send between the same places, where no switch takes part.
+    sends = {
+        how: (group, planner.shape(collective, size, group).pairs)
+        for how, group in dict(zip(lies, members, strict=True)).items()
+    }
+    pairs: list[Any]
+    if all(is_rank_node(end) for _, named in sends.values() for end in chain(*named)):
+        places = {how: _find_places(group, named) for how, (group, named) in sends.items()}
+        pairs = [group[places[how]] for group, how in zip(groups, lies, strict=True)]
         routes = planner.router.route_ranks(np.concatenate(pairs))
     else:
-        pairs += (planner.shape(collective, size, group).pairs for group in members)
+        pairs = [planner.shape(collective, size, group).pairs for group in members]
         routes = planner.router.route_pairs(list(chain(*pairs)))
     counts = np.array([*map(len, pairs)], dtype=np.int64)
     begins = routes.first_hops[count_up(counts)]
@@ -292,6 +292,12 @@ def _route_groups(
     numbers: dict[object, int] = {}
     code = np.array([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)
     return _GroupRoutes(routes, code, [members[first] for first in _find_firsts(code).tolist()])
+
+
+def _find_places(group: Sequence[int], named: Iterable[tuple[str, str]]) -> Ints:
+    """Return the places in a group of pairs of its ranks' nodes [pairs, 2]."""
+    place = {name_rank_node(rank): number for number, rank in enumerate(group)}
+    return np.array([(place[one], place[other]) for one, other in named], dtype=np.int64).reshape(-1, 2)
 
 
 def _number_places(items: Ints, counts: Ints) -> Ints:
