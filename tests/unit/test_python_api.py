@@ -166,3 +166,32 @@ def test_models_and_platforms_are_listed_with_sizes_sources_and_what_is_measured
     assert "sheet (2023)" in capsys.readouterr().out
     assert main(["models", "lama-3.1-8b"]) == 2
     assert "did you mean llama-3.1-8b" in capsys.readouterr().err
+
+
+def rebuild(trace):
+    """Make the tables anew from records: whole numbers that lack some become floats."""
+    trace.operators, trace.tensors = (
+        pd.DataFrame(table.astype(object).where(table.notna(), None).to_dict("records"))
+        for table in (trace.operators, trace.tensors)
+    )
+
+
+def add_columns(trace):
+    trace.operators["when"] = pd.Timestamp("2026-01-01")
+    trace.operators["mine"] = "a note"
+
+
+@pytest.mark.parametrize("edit", [rebuild, add_columns])
+@pytest.mark.parametrize("degrees", [{}, {"data": 2, "tensor": 2, "pipeline": 2, "micro_batches": 2}])
+def test_a_trace_that_was_edited_in_pandas_answers_as_before(edit, degrees):
+    trace, edited = (trioflow.load_trace("gpt2-tiny-b8") for _ in range(2))
+    edit(edited)
+    before_s, after_s = (trioflow.predict(one, platform="dgx-a100", **degrees).step_time_s for one in (trace, edited))
+    assert after_s == before_s
+
+
+def test_a_word_where_a_number_is_due_is_named_with_its_place():
+    trace = trioflow.load_trace("gpt2-tiny-b8")
+    trace.operators["flop"] = "many"
+    with pytest.raises(trioflow.TrioflowError, match="row 0, column flop: many is negative or not a number"):
+        trioflow.predict(trace, platform="dgx-a100")

@@ -463,3 +463,26 @@ def test_times_come_with_an_interval_and_a_label(model):
     starts = timed.operators["start_ns"] + timed.operators["device_ns"]
     assert (starts.iloc[:-1].to_numpy() == timed.operators["start_ns"].iloc[1:]).all()
     assert (trace.operators["device_ns"] == 0).all(), "the given trace stays"
+
+
+@pytest.mark.parametrize("kind", [int, float, object])
+def test_a_package_says_what_is_extrapolated_in_any_type(kind):
+    class Model:
+        """An operator model of another package, every seventh of whose times is extrapolated."""
+
+        def predict(self, operators):
+            time_s = operators["flop"].astype(float) / 1e13 + 1e-6
+            beyond = (operators["op_id"] % 7 == 0).astype(self.kind)
+            return pd.DataFrame({"time_s": time_s, "low_s": time_s, "high_s": time_s, "extrapolated": beyond})
+
+        def __init__(self, kind):
+            self.kind = kind
+
+        def step_interval(self, kind="rescale", distance=None):
+            return 0.8, 1.25
+
+        def step_interval_basis(self, kind="rescale"):
+            return "a test"
+
+    wanted, found = (time_trace(load_trace("gpt2-tiny-b8"), Model(one)).facts.predicted_times for one in (bool, kind))
+    assert found == wanted and 0 < found["extrapolated_share"] < 1

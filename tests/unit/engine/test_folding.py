@@ -29,6 +29,7 @@ from trioflow.network.networks import NETWORKS
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder, load_task_graph
+from trioflow.prediction.assembly import predict
 from trioflow.prediction.step import simulate_interval
 from trioflow.trace.store import Trace, load_trace
 
@@ -402,3 +403,13 @@ def test_a_simulation_that_would_not_fit_ends_before_its_tasks_are_made(
     assert graph.fold is not None, "nothing was expanded"
     assert len(graph.tasks), "whoever asks for the tables gets them"
     assert not simulate(graph, platform, fold=False).summary.folded, "they are there already"
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "zero2"])
+def test_groups_of_a_family_may_send_through_a_switch_where_the_first_does_not(trace, sharding):
+    """Nodes of three ranks: some groups lie in one node, others over two and send through the switch."""
+    machine = replace(load_platform("dgx-a100", 8), ranks_per_node=3)
+    asked = {"data": 4, "tensor": 2, "sharding": sharding, "collectives": "closed-form"}
+    asked["algorithms"] = {"all_reduce": "hierarchical:ring+in_network"}
+    once, every = (predict(trace, platform=machine, fold=fold, **asked).step_time_s for fold in (True, False))
+    assert once == every

@@ -376,3 +376,14 @@ def test_the_busiest_rank_computes_most_however_slow_the_network() -> None:
 @pytest.fixture
 def platform() -> Platform:
     return load_platform("a100x4-nvlink", 2)
+
+
+@pytest.mark.parametrize("dependencies", [{"task_id": [], "depends_on": []}, {"task_id": [1.0], "depends_on": [0.0]}])
+def test_a_graph_put_together_in_pandas_runs(dependencies):
+    """Dependencies of any type of number, and tasks without the columns that no engine reads."""
+    builder = TaskGraphBuilder()
+    builder.add(0, "compute", "compute", "a", duration_s=1.0)
+    builder.add(1, "compute", "compute", "b", duration_s=2.0)
+    tasks = builder.build().tasks.drop(columns=["phase", "op_id", "micro_batch", "stage"])
+    result = simulate(TaskGraph(tasks, pd.DataFrame(dependencies)), make_platform())
+    assert result.summary.step_time_s == (3.0 if dependencies["task_id"] else 2.0)
