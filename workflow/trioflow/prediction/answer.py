@@ -206,19 +206,8 @@ def _sum_late(drawn: Drawn, degrees: Any, timeline: Columns, draws: int) -> list
     return [{"rank": one, "share": float(late[one] / (count[one] * draws))} for one in np.flatnonzero(count).tolist()]
 
 
-_TIMES = (
-    "step_time_s",
-    "low_s",
-    "high_s",
-    "busy_s",
-    "compute_s",
-    "communication_s",
-    "exposed_communication_s",
-    "ranks",
-    "events",
-    "simulator_wall_s",
-)
-"""Of a simulation's summary, what a prediction repeats; the interval only where it was asked for."""
+TIMES = ("step_time_s", "low_s", "high_s", "busy_s", "compute_s", "communication_s", "exposed_communication_s")
+"""Times of a simulation's summary that a prediction repeats [s]; the interval only where it was asked for."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -392,7 +381,7 @@ class Prediction:
     def to_dict(self) -> dict[str, Any]:
         """Return the prediction as ``trioflow simulate --json`` prints it."""
         step, summary, metadata = self.step, self._summary, self.task_graph.metadata
-        times = {key: getattr(summary, key) for key in _TIMES}
+        times = {key: getattr(summary, key) for key in (*TIMES, "ranks", "events", "simulator_wall_s")}
         batch = metadata.batch
         found = {
             **{key: value for key, value in times.items() if value is not None},

@@ -29,7 +29,7 @@ from trioflow.network.networks import DEFAULT_NETWORK
 from trioflow.parallel.model_graph import ModelGraph
 from trioflow.parallel.splits.routing import set_routing
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.prediction.answer import Prediction, predict_step
+from trioflow.prediction.answer import TIMES, Prediction, predict_step
 from trioflow.prediction.assembly import build_graph, join_step
 from trioflow.prediction.question import (
     DEFAULTS,
@@ -61,18 +61,7 @@ _MOST_PLATFORMS = 16
 """Platforms that are kept, with what plans their collectives."""
 _MOST_GRAPHS = 16
 """Graphs that are kept: those of one plan on several devices."""
-PREDICTED = (
-    "step_time_s",
-    "low_s",
-    "high_s",
-    "busy_s",
-    "compute_s",
-    "communication_s",
-    "exposed_communication_s",
-    "events",
-    "samples_per_s",
-    "confidence",
-)
+PREDICTED = (*TIMES, "events", "samples_per_s", "confidence")
 """What a prediction adds to a row; absent where nothing is simulated."""
 
 
