@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,6 @@ from trioflow.network.message_planner import CollectiveMessages, CollectiveRound
 from trioflow.network.networks import NEVER_S
 from trioflow.parallel.task_graph import TaskGraph, make_frame
 from trioflow.tables import records
-
-if TYPE_CHECKING:
-    pass
 
 
 def _read_first_word(name: str) -> str:

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from operator import methodcaller
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +24,6 @@ from trioflow.parallel.schedules.table import BACKWARD_WEIGHT
 from trioflow.parallel.splits.pipeline import loss_operators
 from trioflow.parallel.splits.tensor_split import ATTENTION
 from trioflow.trace.store import Trace
-
-if TYPE_CHECKING:
-    pass
 
 _FP32_BYTES = 4
 TEMPORARY = "temporary"
