@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from trioflow.base.columns import ABSENT
 from trioflow.base.errors import TraceError
 from trioflow.base.provenance import digest_file, stamp
 from trioflow.base.units import format_time, ns_to_s
@@ -15,7 +16,7 @@ from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.profile.events import DEVICE, LAUNCHES, Event, busy_ns, check_types
 from trioflow.trace.profile.execution_trace import Links, Node, link_nodes, read_nodes
-from trioflow.trace.profile.kineto import ABSENT, Profile, read_profile
+from trioflow.trace.profile.kineto import Profile, read_profile
 from trioflow.trace.profile.merge import Observation, count_rounds, coverage_of, list_doubts, observe_step, set_times
 from trioflow.trace.profile.messages import describe_program, list_buckets
 from trioflow.trace.profile.profiler_fields import kineto_words, load_fields, precision_of

@@ -26,6 +26,7 @@ from msgspec.json import Decoder
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from trioflow.base.columns import ABSENT
 from trioflow.base.errors import TraceError
 from trioflow.base.input_files import check_file
 from trioflow.base.units import NS_PER_US
@@ -83,8 +84,6 @@ def decode_file(path: str | Path, decoder: Decoder[T]) -> T:
         return decoder.decode(read(sys.maxsize))
 
 
-ABSENT = -1
-"""Stands for an id that an event has not."""
 NUMBERS = ("record_id", "external_id", "sequence_number", "correlation")
 _KEPT: Mapping[str, Sequence[str]] = load_fields()["kineto"]["details"]
 """Arguments that are kept of each category's events, ids left out; of those that communicate ``message`` besides."""

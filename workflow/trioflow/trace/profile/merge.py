@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from trioflow.base.columns import ABSENT
 from trioflow.base.errors import TraceError
 from trioflow.base.provenance import digest_file, read_json, stamp
 from trioflow.base.units import format_time, ns_to_s
@@ -45,7 +46,7 @@ from trioflow.trace.profile.events import (
     tensors_of_event,
 )
 from trioflow.trace.profile.execution_trace import Links, Node, link_nodes, read_nodes
-from trioflow.trace.profile.kineto import ABSENT, read_profile
+from trioflow.trace.profile.kineto import read_profile
 from trioflow.trace.profile.profiler_fields import kineto_words
 from trioflow.trace.profile.steps import (
     ROUNDING_NS,

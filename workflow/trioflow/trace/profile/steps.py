@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trioflow.base.columns import ABSENT
 from trioflow.base.errors import TraceError
 from trioflow.base.units import NS_PER_US, s_to_ns
 from trioflow.trace.profile.events import (
@@ -35,7 +36,7 @@ from trioflow.trace.profile.events import (
     nest,
     outermost_operators,
 )
-from trioflow.trace.profile.kineto import ABSENT, Profile
+from trioflow.trace.profile.kineto import Profile
 from trioflow.trace.profile.profiler_fields import kineto_words
 
 ROUNDING_NS = 2 * NS_PER_US
