@@ -123,7 +123,7 @@ class Foreign:
 
     def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
         self.rows.append(len(operators))
-        return pd.DataFrame({"time_s": 1.0 / len(operators)}, index=operators.index)
+        return pd.DataFrame({"time_s": 1.0 / len(operators), "extrapolated": False}, index=operators.index)
 
 
 class Own(Foreign):
