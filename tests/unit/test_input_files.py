@@ -1,5 +1,6 @@
 """Files of users: whatever they hold, reading ends in their content or in one sentence, soon."""
 
+import gzip
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from trioflow.sweeps.description import load_sweep
 from trioflow.trace.importers.chakra_nodes import read_messages
 from trioflow.trace.importers.detect import import_trace
 from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.profile import kineto
 from trioflow.trace.profile.kineto import MOST_EXPANSION, read_profile
 from trioflow.trace.store import read_pack
 
@@ -57,6 +59,14 @@ def test_a_pipe_and_a_device_are_refused_before_they_are_opened(name: str, tmp_p
     for path in (pipe, device):
         with pytest.raises(InputError, match=rf"{path.name}.*not a regular file"):
             READERS[name](path)
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("content", [b"\x80", b'{"traceEvents": [{"name": "\x80"}]}', b'{"Type": 59, "a": "\x80"}\n'])
+def test_bytes_that_are_no_text_are_refused(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "broken.txt").write_bytes(content)
+    with pytest.raises(InputError, match=r"broken\.txt"):
+        READERS[name](tmp_path / "broken.txt")
 
 
 def test_sizes_are_bounded_before_anything_is_read(tmp_path: Path) -> None:
@@ -143,17 +153,19 @@ def test_a_table_that_unpacks_to_more_than_the_memory_is_refused(
         tables.read_table(path, "operators")
 
 
-def test_a_profile_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import gzip
-
-    from trioflow.trace.profile import kineto
-
+@pytest.mark.parametrize(
+    ("begin", "read"),
+    [(b'{"traceEvents": [', read_profile), (b'{"version": "0.0.4"}', lambda path: list(read_messages(path)))],
+)
+def test_a_file_that_unpacks_without_end_is_refused(
+    begin: bytes, read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kineto, "CHUNK", 1 << 17)
     monkeypatch.setattr(kineto, "LONGEST", 1 << 20)
     path = tmp_path / "bomb.json.gz"
-    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b'{"ph":"M"},' * 1_000_000 + b"{}]}"))
+    path.write_bytes(gzip.compress(begin + b'{"ph":"M"},' * 1_000_000 + b"{}]}"))
     with pytest.raises(InputError, match=f"unpacks to more than {MOST_EXPANSION} times its size"):
-        read_profile(path)
+        read(path)
 
 
 def test_new_files_take_the_users_permissions(tmp_path: Path) -> None:

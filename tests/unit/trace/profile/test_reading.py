@@ -145,6 +145,15 @@ def test_a_file_that_is_cut_is_named_with_its_key(tmp_path):
         read_profile(write(tmp_path, cut))
 
 
+@pytest.mark.parametrize("word", [b"schemaVersion", b'"cpu_op', b"traceName"])
+def test_bytes_that_are_no_text_are_refused(word, tmp_path):
+    content = json.dumps({"schemaVersion": 1, "traceEvents": events(), "traceName": "t"}).encode()
+    path = tmp_path / "kineto.json"
+    path.write_bytes(content.replace(word, word + b"\x80"))
+    with pytest.raises(TraceError, match=r"kineto\.json: not a complete JSON file: 'utf-8' codec"):
+        read_profile(path)
+
+
 def test_details_keep_every_digit(tmp_path):
     path = write(
         tmp_path,

@@ -9,12 +9,11 @@ Field numbers: et_def.proto of mlcommons/chakra at 21585d8.
 from __future__ import annotations
 
 import ast
-import gzip
 import io
 import json
 import re
+import sys
 import warnings
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -26,10 +25,10 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format, messag
 from google.protobuf.message import DecodeError
 
 from trioflow.base.errors import TraceError
-from trioflow.base.input_files import check_file
 from trioflow.base.provenance import PACKAGE
 from trioflow.tables import CATEGORIES
 from trioflow.trace.profile.execution_trace import UNDEFINED, list_tensors, read_tensor
+from trioflow.trace.profile.kineto import open_json
 from trioflow.trace.tensors import TensorRef
 
 _SCHEMA_VERSION = "0.0.4"
@@ -63,7 +62,7 @@ _MESSAGES = PACKAGE / "data" / "trace" / "importers" / "chakra_nodes.textproto"
 """What each message holds, as protobuf describes it."""
 _JSON = re.compile(rb'\s*(\[\s*)?\{\s*(\}|"(version|attr|workload_graph)")')
 """How JSON forms begin; the last word is of a form that older feeders read, and that is not read here."""
-_BETWEEN, _GZIP, _HEAD_BYTES = re.compile(r"[\s,]*"), b"\x1f\x8b", 64
+_BETWEEN, _HEAD_BYTES = re.compile(r"[\s,]*"), 64
 _LARGEST_MESSAGE_BYTES = 1 << 26
 """Far above any node, far below what would fill the memory when a length is garbage."""
 
@@ -150,19 +149,12 @@ def read_messages(path: str | Path) -> Iterator[tuple[str, Any]]:
     Raises TraceError when the file is missing, empty, cut short or no Chakra file.
     """
     path = Path(path)
-    check_file(path, TraceError)
-    try:
-        with path.open("rb") as stream:
-            head = stream.read(len(_GZIP))
-        if not head:
-            raise TraceError("the file is empty", file=path, fix="write it again")
-        opened: Any = gzip.open if head == _GZIP else open
-        with opened(path, "rb") as text:
-            is_json = _JSON.match(text.read(_HEAD_BYTES))
-            text.seek(0)
-            yield from (_read_json(text.read().decode("utf-8"), path) if is_json else _read_binary(path))
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise TraceError(f"cannot be read: {error}", file=path, fix="write or copy it again") from None
+    with open_json(path) as read:
+        head = read(_HEAD_BYTES)
+        text = (head + read(sys.maxsize)).decode("utf-8") if _JSON.match(head) else None
+    if not head:
+        raise TraceError("the file is empty", file=path, fix="write it again")
+    yield from _read_binary(path) if text is None else _read_json(text, path)
 
 
 def _read_json(text: str, path: Path) -> Iterator[tuple[str, Any]]:

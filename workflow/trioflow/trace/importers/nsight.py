@@ -111,7 +111,7 @@ def _has_lines(path: Path) -> bool:
         with path.open("rb") as file:
             line = file.readline(_FIRST_LINE)
         said = msgspec.json.decode(line) if line.endswith(b"\n") else None
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return False
     if not isinstance(said, dict):
         return False

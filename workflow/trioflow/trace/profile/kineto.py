@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Callable[[int], bytes]]:
+def open_json(path: Path) -> Iterator[Callable[[int], bytes]]:
     """Yield what reads some bytes of a JSON file, plain or gzipped; TraceError where it is broken or unpacks without end."""
     check_file(path, TraceError)
     most = max(MOST_EXPANSION * path.stat().st_size, LONGEST)
@@ -72,7 +72,7 @@ def _opened(path: Path) -> Iterator[Callable[[int], bytes]]:
                 return content
 
             yield read
-    except (OSError, EOFError, zlib.error, DecodeError, RecursionError) as error:
+    except (OSError, EOFError, zlib.error, DecodeError, UnicodeDecodeError, RecursionError) as error:
         problem, _, place = str(error).partition(" - at `$")
         what = "it cannot be read:" if isinstance(error, ValidationError) else "not a complete JSON file:"
         raise TraceError(f"{what} {problem}", file=path, place=place.strip(".`"), fix="capture it again") from None
@@ -80,7 +80,7 @@ def _opened(path: Path) -> Iterator[Callable[[int], bytes]]:
 
 def decode_file(path: str | Path, decoder: Decoder[T]) -> T:
     """Return what a JSON file, plain or gzipped, holds; TraceError, with the key, where the decoder refuses it."""
-    with _opened(Path(path)) as read:
+    with open_json(Path(path)) as read:
         return decoder.decode(read(sys.maxsize))
 
 
@@ -145,7 +145,7 @@ class _EventFile:
 
     def __iter__(self) -> Iterator[list[_Event]]:
         """Yield the events; TraceError where the file is missing, cut short or no profile."""
-        with _opened(self.path) as self._read:
+        with open_json(self.path) as self._read:
             while (start := _START.match(self._text)) is None and self._more():
                 pass
             if start is None:
