@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 from oracles.ideal_run import measure_held
 from trioflow.base.experiments import Plan
-from trioflow.costmodel.features import resize_batch
 from trioflow.parallel.plan import fit_framework, make_plan
-from trioflow.parallel.reference import predict_operator_times
 from trioflow.parallel.schedules.build import build_schedule
 from trioflow.prediction.assembly import choose_collectives
 from trioflow.prediction.question import load_traces
@@ -112,22 +110,6 @@ def test_collectives_that_block_computing_are_added_up(
     told = cache.simulate(cache.prepare(times, graph, costs.platform, interval=False))
     step = estimate_step(costs, plan, 16)
     assert step.time_s == pytest.approx(told.step_time_s, rel=0.15)
-
-
-def test_equal_operators_are_asked_for_once_and_get_the_models_own_times(
-    cache: PredictionCache, costs_on: Callable[[str, int], UnitCosts]
-) -> None:
-    costs = costs_on("dgx-h100", 2)
-    costs.prepare([make_plan(2), make_plan(1, 2), make_plan(2, accumulate=4)], 16)
-    operators = costs.traces[0].operator_columns
-    for samples in (8, 2):
-        target = resize_batch(operators, samples / 8)
-        expected, _ = predict_operator_times(operators, target, costs.model)
-        np.testing.assert_array_equal(costs._device_s(make_plan(2), samples), expected)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(costs, "_predict", None)
-        for plan in (make_plan(2), make_plan(1, 2), make_plan(2, accumulate=4)):
-            estimate_step(costs, plan, 16)  # all sizes and splits were asked for together
 
 
 def test_groups_lie_as_in_the_task_graph() -> None:

@@ -474,7 +474,6 @@ class _Search:
     def estimate(self, plans: Sequence[Plan]) -> list[Candidate]:
         """Return the plans that may fit the memory, the fastest estimate first."""
         costs = UnitCosts(self.times, self.machine, choose_collectives(self.machine))
-        costs.prepare(plans, self.batch)
         trace = self.times.traces[0]
         candidates: list[Candidate] = []
         for place, plan in enumerate(plans):

@@ -11,30 +11,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trioflow.base.columns import Columns
 from trioflow.base.derived import Derives, derived
-from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.precision_recipes import PrecisionRecipe
-from trioflow.costmodel.device_times import DeviceTimes, find_launch_s, host_times, number_rows
-from trioflow.costmodel.features import FEATURES, resize_batch
+from trioflow.costmodel.device_times import DeviceTimes, find_launch_s, host_times
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.network.collectives import CollectiveCost, CollectivePlanner
 from trioflow.network.networks import FlowShape
 from trioflow.parallel.backward import plan_recomputation
 from trioflow.parallel.memory.profile import StorageTable, build_storage_table
 from trioflow.parallel.model_graph import ModelGraph, of_model
-from trioflow.parallel.plan import choose_stages, micro_batch_sizes
-from trioflow.parallel.reference import Reference, choose_reference, predict_operator_times, without_communication
+from trioflow.parallel.plan import choose_stages
+from trioflow.parallel.reference import choose_reference, predict_operator_times, without_communication
 from trioflow.parallel.splits.pipeline import BALANCES, assign_units, boundary_bytes, list_parameters, partition
 from trioflow.parallel.splits.sharding import find_owners, place_parameters, share_storages, split_updates
 from trioflow.parallel.splits.tensor_parallel import split_for_plan, style_of
@@ -227,8 +222,7 @@ class UnitCosts(Derives):
         self.model, self.platform = times.model, platform
         self.messages = MessageTimes(platform, collectives)
         self.units = max(len(pipeline_units(self.traces[0])), 1)
-        self.priced = self._reference(self.traces[0].facts.batch).price(self.model)
-        self._device_times: dict[tuple[Any, ...], Floats] = {}
+        self.priced = choose_reference(self.traces, self.traces[0].facts.batch).price(self.model)
 
     def lies_in_buckets(self, plan: Plan) -> bool:
         """Whether a plan's gradients are added up where they are exchanged, and never copied."""
@@ -276,72 +270,22 @@ class UnitCosts(Derives):
     @derived(lambda plan, samples: (*style_of(plan), samples))
     def work_of_operators(self, plan: Plan, samples: int) -> OperatorWork:
         """Return the work of a rank's operators at a micro-batch of some samples."""
-        reference = self._reference(samples)
+        reference = choose_reference(self.traces, samples)
         trace = reference.trace
         factor = samples / trace.facts.batch
-        device_s = self._device_s(plan, samples)
-        host_s = host_times(trace, reference.operators, find_launch_s(self.platform.host, trace.facts))
+        launch_s = find_launch_s(self.platform.host, trace.facts)
+        (times,), _ = reference.price(self.model).predict_times(split_prepared(trace, plan), [factor], launch_s)
+        device_s, host_s = times.device_s, times.host_s
         operator, unit, share = _spread_updates(trace)
         place = unit * 3 + _number_phases(trace)[operator]
         device, host = (
             _sum(place, values[operator] * share, self.units * 3).reshape(-1, 3) for values in (device_s, host_s)
         )
         # A GPU's host runs ahead of it; a CPU does both itself.
-        if trace.facts.device == "cuda":
+        if times.separate_host:
             return OperatorWork(trace, factor, device_s, device, host, host_s, True)
         none, every = np.zeros_like(host), np.zeros_like(host_s)
         return OperatorWork(trace, factor, device_s + host_s, device + host, none, every, False)
-
-    def prepare(self, plans: Iterable[Plan], batch: int) -> None:
-        """Predict the operators of many plans together; one that fits neither model nor batch is left for later, not refused."""
-        plans_of: dict[int, dict[tuple[Any, ...], Plan]] = {}
-        for plan in plans:
-            with suppress(PlanError):
-                samples = micro_batch_sizes(plan, batch)[0]
-                of_size = plans_of.setdefault(samples, {})
-                if style_of(plan) not in of_size:
-                    split_prepared(self._reference(samples).trace, plan)
-                    of_size[style_of(plan)] = plan
-        if of_sizes := {samples: [*of_size.values()] for samples, of_size in plans_of.items() if of_size}:
-            self._predict(of_sizes)
-
-    def _reference(self, samples: int) -> Reference:
-        return choose_reference(self.traces, samples)
-
-    def _predict(self, plans_of: Mapping[int, Sequence[Plan]]) -> None:
-        """Predict the device times of some splits' operators for micro-batches of some samples.
-
-        Operators equal in the columns that say what is computed, as of repeated blocks, are asked for once, all
-        together.
-        """
-        recorded: list[Columns] = []
-        targets: list[Columns] = []
-        places: list[tuple[tuple[Any, ...], NDArray[np.int64]]] = []
-        asked = 0
-        for samples, plans in sorted(plans_of.items()):
-            reference = self._reference(samples)
-            operators, factor = reference.operators, samples / reference.trace.facts.batch
-            rows = _number_rows(reference)
-            splits = [split_prepared(reference.trace, plan).operators for plan in plans]
-            target = resize_batch(Columns.concat(splits), factor)
-            work = [target[name] for name in FEATURES]
-            keys = np.column_stack([np.tile(rows, len(plans)), *work])
-            _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-            of_plan = asked + inverse.reshape(len(plans), -1)
-            for plan, place in zip(plans, of_plan, strict=True):
-                places.append(((*style_of(plan), samples), place))
-            recorded.append(operators.take(first % operators.rows))
-            targets.append(target.take(first))
-            asked += len(first)
-        device_s, _ = predict_operator_times(Columns.concat(recorded), Columns.concat(targets), self.model)
-        self._device_times |= {key: device_s[place] for key, place in places}
-
-    def _device_s(self, plan: Plan, samples: int) -> Floats:
-        """Return the device times of a split's operators for one micro-batch [operators] [s]."""
-        key = (*style_of(plan), samples)
-        if key not in self._device_times:
-            self._predict({samples: [plan]})
-        return self._device_times[key]
 
     def _sum_activations(self, trace: ModelGraph, plan: Plan, factor: float, again: NDArray[np.int64]) -> Floats:
         """Return what each unit keeps for backward, without what is computed again [units] [bytes]."""
@@ -419,11 +363,6 @@ def split_prepared(trace: ModelGraph, plan: Plan) -> TensorSplit:
 def _number_phases(trace: ModelGraph) -> NDArray[np.int64]:
     numbers = [_PHASE_NUMBERS[str(phase)] for phase in trace.operator_columns["phase"].tolist()]
     return np.array(numbers, dtype=np.int64)
-
-
-@derived()
-def _number_rows(reference: Reference) -> NDArray[np.int64]:
-    return number_rows(reference.operators)
 
 
 @partial(of_model, key=lambda plan: (plan.recompute, plan.stages))
