@@ -43,7 +43,7 @@ def test_every_kernel_has_its_operator_and_the_busy_time_is_the_published_sum(tr
     assert busy_ns(device) == pytest.approx(346.37e6, rel=1e-3)
     assert trace.operators["device_ns"].sum() == pytest.approx(346.37e6, rel=1e-3)
     assert trace.facts.joined_share == 1.0
-    assert trace.facts.operators_without_tensors == 0
+    assert trace.facts.other["operators_without_tensors"] == 0
 
 
 def test_every_convolution_has_its_shapes_and_flop(trace):

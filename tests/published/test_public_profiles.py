@@ -48,7 +48,7 @@ def test_compute_under_an_all_reduce_is_kept_and_the_device_sets_the_step_time()
     assert facts.device_name == "AMD Instinct MI300X"
     assert facts.step_time_source == "device period"
     assert facts.step_time_s == pytest.approx(18.77e-3, abs=1e-5)
-    assert facts.profiled_step_s == pytest.approx(15.95e-3, abs=1e-5)
+    assert facts.other["profiled_step_s"] == pytest.approx(15.95e-3, abs=1e-5)
     assert any(w.startswith("4 operators communicate") and "of it beside compute" in w for w in facts.warnings)
 
 
@@ -73,7 +73,7 @@ def test_a_profile_of_pytorch_1_9_is_refused():
 
 def test_a_step_that_was_begun_and_not_run_is_skipped_and_rocm_counts_processors_too():
     trace = load("kineto/profiles-many-devices", "mi250_minitoy_train_ROCm6_2_kineto.json.gz")
-    assert (len(trace.operators), trace.facts.profiled_steps) == (20, 1)
+    assert (len(trace.operators), trace.facts.other["profiled_steps"]) == (20, 1)
     assert trace.facts.device_name == "AMD Radeon Graphics"
 
 
@@ -128,7 +128,7 @@ def test_files_that_differ_in_annotations_and_two_calls_are_of_one_run(dlrm):
     trace = import_kineto(*dlrm, ImportOptions(batch=32, precision="fp32"))
     warnings = trace.facts.warnings
     assert "2 calls of the profile are not in the execution trace (first: aten::select)" in warnings
-    assert trace.facts.operators_without_tensors == 20  # 18 of them bare launches
+    assert trace.facts.other["operators_without_tensors"] == 20  # 18 of them bare launches
     assert trace.operators["write_bytes"].sum() > 0
 
 

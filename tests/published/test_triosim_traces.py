@@ -59,7 +59,7 @@ def test_times_sizes_and_batch_are_those_of_the_source(published):
     assert trace.facts.batch == BATCH
     assert trace.operators["device_ns"].sum() == 1000 * known["busy_us"]
     assert trace.facts.busy_s == pytest.approx(known["busy_us"] / 1e6, rel=1e-12)
-    assert trace.facts.span_s == pytest.approx(known["span_us"] / 1e6, rel=1e-12)
+    assert trace.facts.other["span_s"] == pytest.approx(known["span_us"] / 1e6, rel=1e-12)
     assert not any("stand together" in warning for warning in trace.facts.warnings)
     gradients = trace.facts.gradients
     assert sum(g["size_bytes"] for g in gradients) == 4 * known["parameters"]

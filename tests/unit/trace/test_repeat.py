@@ -138,7 +138,7 @@ def test_an_untimed_trace_stays_untimed(transformer_trace):
 def test_what_was_measured_of_the_shallow_model_goes(transformer_trace):
     facts = replace(transformer_trace.facts, other={"peak_allocated_bytes": 1, "core": 0})
     made = repeat_layers(replace(transformer_trace, facts=facts), 3)
-    assert made.facts.other == {"core": 0}
+    assert "core" in made.facts.other and "peak_allocated_bytes" not in made.facts.other
 
 
 def test_one_layer_is_enough_where_all_are_alike(deep_transformer, capture):

@@ -77,14 +77,13 @@ class Facts:
         its driver names it.
     ``step_time_s``, ``step_time_source``: the step [s], and what that is: a key of
         `STEP_TIME_SOURCES`.
-    ``step_times_s``, ``profiled_step_s``, ``profiler_overhead``: steps without the profiler, the
-        profiled one [s], and by how much it is longer, relative.
+    ``step_times_s``: steps without the profiler [s].
     ``repeats``: how much profiled steps differ from one another; see ``profile.steps.measure_repeats``.
-    ``busy_s``, ``span_s``, ``span_ns``, ``host_only_s``, ``tail_s``, ``first_call_s``: when the
-        device was busy, from first to last kernel (by operator in ns), host time of modules without
-        kernels, host time after the last operator, and of one call that takes most of the step.
+    ``busy_s``, ``span_ns``, ``tail_s``, ``first_call_s``: when the device was busy, each operator
+        from its first to its last kernel, host time after the last operator, and of one call that
+        takes most of the step.
     ``measured_end_to_end_s``, ``measured_forward_s``, ``measured_backward_s``,
-        ``busy_over_measured``, ``timer_floor_s``: the whole model as its source timed it, beside
+        ``timer_floor_s``: the whole model as its source timed it, beside
         operators timed one by one.
     ``gradients``: one entry a parameter, in the order in which they become ready.
     ``parameters``, ``buffers``, ``units``, ``tensor_split``, ``attention_heads``, ``row``: the
@@ -100,8 +99,12 @@ class Facts:
     ``routing``: how its experts are taken to share tokens where not equally; see ``parallel.splits.routing``.
     ``new_gpu``, ``predicted_times``: interval and origin of times that were carried over from
         another GPU, or that a model gave.
-    ``inputs``, ``source_files``: digests of the files read, and their paths.
-    ``other``: what else ``trace.json`` holds.
+    ``source_files``: paths of the files read.
+    ``other``: what else ``trace.json`` holds, which nothing here computes with: ``inputs`` (digests of the files read),
+        ``target``, ``host``, ``seed``, ``trioflow_version``, ``profiled_step_s``, ``profiled_steps`` and
+        ``profiler_overhead`` (how much longer that is, relative), ``span_s`` (of all operators), ``host_only_s`` (host
+        time of modules without kernels), ``busy_over_measured``, and counts: ``backward_operators_joined``,
+        ``operators_without_tensors``, ``device_events``, ``streams``.
     """
 
     workload: str
@@ -118,39 +121,24 @@ class Facts:
     causal_attention: bool | None = None
     mode: str | None = None
     model: str | None = None
-    target: str | None = None
     row: Mapping[str, str] | None = None
-    seed: int | None = None
     torch: str | None = None
-    trioflow_version: str | None = None
-    host: Mapping[str, Any] | None = None
-    inputs: Mapping[str, str] | None = None
     source_files: Sequence[str | Path] | None = None
     step_time_source: str | None = None
     step_times_s: Sequence[float] | None = None
-    profiled_step_s: float | None = None
-    profiled_steps: int | None = None
-    profiler_overhead: float | None = None
     repeats: Mapping[str, Any] | None = None
     busy_s: float | None = None
-    span_s: float | None = None
     span_ns: Sequence[int] | None = None
-    host_only_s: float | None = None
     tail_s: float | None = None
     first_call_s: float | None = None
     recorded_memory: Mapping[str, int] | None = None
     measured_end_to_end_s: float | None = None
     measured_forward_s: float | None = None
     measured_backward_s: float | None = None
-    busy_over_measured: float | None = None
     timer_floor_s: float | None = None
     operators: int | None = None
     flop: int | None = None
-    backward_operators_joined: int | None = None
-    operators_without_tensors: int | None = None
-    device_events: int | None = None
     joined_share: float | None = None
-    streams: int | None = None
     unjoined: Sequence[str] | None = None
     communication: Sequence[Entry] | None = None
     program: Mapping[str, Any] | None = None

@@ -302,8 +302,8 @@ def repeat_block(trace: Trace, block: str, copies: int) -> Trace:
     facts = replace(
         facts,
         operators=len(operators),
-        backward_operators_joined=int(operators["forward_op_id"].notna().sum()),
         flop=sum(operators["flop"].tolist()),
+        other={**facts.other, "backward_operators_joined": int(operators["forward_op_id"].notna().sum())},
     )
     added_ns = {
         column: int(operators[column].sum() - trace.operators[column].sum()) for column in ("device_ns", "cpu_ns")

@@ -121,7 +121,7 @@ def test_the_largest_models_take_no_memory(workload, published):
     # backward twice as much, and the fused attention computes its scores again: 2 s^2 h a layer.
     closed = 72 * s * layers * h**2 * (1 + s / (6 * h) + v / (12 * layers * h))
     assert made.facts.flop == round(closed) + 2 * s**2 * h * layers
-    assert made.operators["forward_op_id"].notna().sum() == made.facts.backward_operators_joined
+    assert made.operators["forward_op_id"].notna().sum() == made.facts.other["backward_operators_joined"]
 
 
 def test_what_cannot_run_without_values_is_refused(tmp_path, monkeypatch):
@@ -160,7 +160,7 @@ def test_a_gpu_updates_lists_of_parameters_and_a_cpu_one_by_one(of_targets):
     names = {target: set(trace.operators.query("phase == 'optimizer'")["name"]) for target, trace in of_targets.items()}
     assert any(name.startswith("aten::_foreach_") for name in names["cuda"])
     assert not any(name.startswith("aten::_foreach_") for name in names["cpu"])
-    assert {t: trace.facts.target for t, trace in of_targets.items()} == {"cuda": "cuda", "cpu": "cpu"}
+    assert {t: trace.facts.other["target"] for t, trace in of_targets.items()} == {"cuda": "cuda", "cpu": "cpu"}
     # What the row insists on stays.
     one = capture_meta({**TRANSFORMER, "optimizer": "adamw-fused"}, BATCH)
     assert "aten::_fused_adamw_" in set(one.operators["name"])
@@ -179,10 +179,10 @@ def test_a_gpu_fuses_attention_with_dropout(of_targets):
 def test_what_a_gpu_runs_is_the_default():
     with pytest.raises(InputError, match="unknown target 'tpu'; use cuda or cpu"):
         capture_meta(TRANSFORMER, BATCH, target="tpu")
-    assert capture_meta(TRANSFORMER, BATCH).facts.target == "cuda"
+    assert capture_meta(TRANSFORMER, BATCH).facts.other["target"] == "cuda"
 
 
 def test_the_shipped_study_of_gpt2_is_what_a_gpu_runs():
     trace = load_trace("gpt2-b8")
     names = trace.operators.query("phase == 'optimizer'")["name"]
-    assert trace.facts.target == "cuda" and any(n.startswith("aten::_foreach") for n in names)
+    assert trace.facts.other["target"] == "cuda" and any(n.startswith("aten::_foreach") for n in names)

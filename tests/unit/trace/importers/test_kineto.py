@@ -176,7 +176,7 @@ def schedule(sizes, folder):
 
 def test_several_steps_of_the_profiler_s_schedule_are_averaged(tmp_path):
     trace = import_kineto(schedule([4, 4, 4, 4], tmp_path), None, SAID)
-    assert trace.facts.profiled_steps == 3
+    assert trace.facts.other["profiled_steps"] == 3
     optimizer = trace.operators[trace.operators["phase"] == "optimizer"]
     assert any(name.startswith("aten::_foreach_") for name in optimizer["name"])
     assert trace.facts.optimizer == "adam"

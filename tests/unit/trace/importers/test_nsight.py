@@ -128,9 +128,9 @@ def test_a_report_becomes_the_trace_of_a_step(tmp_path, inline):
     assert rows.loc["aten::mm", "forward_op_id"] == rows.loc["aten::linear", "op_id"]
     assert rows.loc["aten::linear", "module"] == "encoder.layer"
     assert (facts.batch, facts.device_name, facts.precision, facts.optimizer) == (8, GPU, "fp32", "adamw")
-    assert facts.step_time_s == pytest.approx(400e-6) and facts.profiled_steps == 3
+    assert facts.step_time_s == pytest.approx(400e-6) and facts.other["profiled_steps"] == 3
     assert facts.source == "Nsight Systems" and facts.workload == "rank-0"
-    assert list(facts.inputs) == ["rank-0.sqlite"] and "ranges hold no types" in facts.warnings[0]
+    assert list(facts.other["inputs"]) == ["rank-0.sqlite"] and "ranges hold no types" in facts.warnings[0]
 
 
 def list_tables(database):
@@ -152,8 +152,8 @@ def test_a_folder_of_tables_is_read_as_their_database(tmp_path, suffix, inline):
     one, other = (import_trace([path], OPTIONS) for path in (database, folder))
     pd.testing.assert_frame_equal(one.operators, other.operators)
     pd.testing.assert_frame_equal(one.tensors, other.tensors)
-    assert f"NVTX_EVENTS.{suffix}" in other.facts.inputs
-    assert f"META_DATA_EXPORT.{suffix}" not in other.facts.inputs
+    assert f"NVTX_EVENTS.{suffix}" in other.facts.other["inputs"]
+    assert f"META_DATA_EXPORT.{suffix}" not in other.facts.other["inputs"]
     (folder / f"NVTX_EVENTS.{suffix}").write_bytes(b"broken")
     with pytest.raises(TraceError, match="cannot be read"):
         import_trace([folder], OPTIONS)
@@ -227,7 +227,7 @@ def test_json_lines_are_read_as_their_database(tmp_path, form, inline):
     one, other = (import_trace([path], replace(OPTIONS, gpu=GPU)) for path in (database, lines))
     pd.testing.assert_frame_equal(one.operators, other.operators)
     pd.testing.assert_frame_equal(one.tensors, other.tensors)
-    assert list(other.facts.inputs) == ["rank.jsonl"]
+    assert list(other.facts.other["inputs"]) == ["rank.jsonl"]
     lines.write_text(lines.read_text() + "{broken\n")
     number = len(lines.read_text().splitlines())
     with pytest.raises(TraceError, match=rf"rank.jsonl, line {number}: not a line of nsys export"):

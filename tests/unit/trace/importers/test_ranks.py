@@ -116,13 +116,13 @@ def test_files_of_tensorboard_s_handler_are_found_below_its_folder(tmp_path, cap
     told = capsys.readouterr()
     assert "1 earlier files of this worker are left out" in told.err
     assert ("--as-traced" in told.out) == rank_said  # without the run's size no message is understood
-    assert "1700000009999" in str(load_trace(tmp_path / "theirs" / "rank-1").facts.inputs)
+    assert "1700000009999" in str(load_trace(tmp_path / "theirs" / "rank-1").facts.other["inputs"])
 
 
 def test_cycles_of_one_worker_alone_are_one_trace(tmp_path):
     files = [write(tmp_path / "run" / f"worker0.{time}.pt.trace.json") for time in (10**12, 2 * 10**12)]
     assert import_folder(tmp_path / "run", out=tmp_path / "one") == 0
-    assert list(load_trace(tmp_path / "one").facts.inputs) == [files[1].name]
+    assert list(load_trace(tmp_path / "one").facts.other["inputs"]) == [files[1].name]
 
 
 def say_no_rank(folder):

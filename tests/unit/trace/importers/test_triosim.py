@@ -44,7 +44,7 @@ def test_operators_times_and_facts_are_those_of_the_rows(trace):
     assert trace.operators["phase"].tolist() == [step[4] for step in kept]
     assert trace.operators["device_ns"].tolist() == [1000 * step[3][1] for step in kept]
     assert trace.facts.busy_s == trace.facts.step_time_s == 113e-6
-    assert trace.facts.span_s == 138e-6
+    assert trace.facts.other["span_s"] == 138e-6
     assert trace.facts.step_time_source == "busy"
     assert trace.facts.span_ns == [1000 * step[3][0] for step in kept]
     assert trace.facts.tp_flagged == [n for n, step in enumerate(kept) if step[5]]

@@ -92,7 +92,7 @@ def test_kernels_of_a_gpu_are_joined_by_operation_and_timed_by_the_median_step(t
     ]
     facts = trace.facts
     assert facts.step_time_s == pytest.approx(65.5e-6) and facts.step_time_source == "busy"
-    assert (facts.profiled_step_s, facts.profiled_steps) == (pytest.approx(100e-6), 3)
+    assert (facts.other["profiled_step_s"], facts.other["profiled_steps"]) == (pytest.approx(100e-6), 3)
     assert any("the GPU computes 66% of the profiled step" in said for said in facts.warnings)
     assert any(said.startswith("1 operations communicate") for said in facts.warnings)
 
@@ -134,7 +134,7 @@ def test_tensorboard_s_folder_of_a_processor_s_run(tmp_path, capsys):
 
 def test_perfetto_s_copy_is_read_where_it_is_alone_and_a_folder_without_a_profile_refused(tmp_path):
     write(tmp_path, *on_cpu(0, 0), name="r/perfetto_trace.json.gz", lanes=LANES[1:2])
-    assert import_trace([tmp_path / "r"], CPU).facts.profiled_steps == 1
+    assert import_trace([tmp_path / "r"], CPU).facts.other["profiled_steps"] == 1
     (tmp_path / "empty").mkdir()
     with pytest.raises(TraceError, match=r"empty: no file of XLA's profiler; give the \.trace"):
         import_trace([tmp_path / "empty"], CPU, "xla")
@@ -143,7 +143,7 @@ def test_perfetto_s_copy_is_read_where_it_is_alone_and_a_folder_without_a_profil
 def test_a_step_that_ran_other_operations_is_left_out(tmp_path):
     more = [kernel("copy", "copy.1", 60, 5, process=HOST, lane=PYTHON + 1)]
     path = write(tmp_path, *on_cpu(0, 0, extra=more), *on_cpu(200, 1), *on_cpu(400, 2), lanes=LANES[1:2])
-    assert import_trace([path], CPU).facts.profiled_steps == 2
+    assert import_trace([path], CPU).facts.other["profiled_steps"] == 2
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_without_the_light_profile_the_single_step_is_used(tmp_path, raw_cnn, cn
     (tmp_path / "raw" / "kineto_steps.json.gz").unlink()
     trace = merge_trace(tmp_path / "raw")
     assert trace.operators["name"].tolist() == cnn_trace.operators["name"].tolist()
-    assert trace.facts.profiled_step_s != cnn_trace.facts.profiled_step_s
+    assert trace.facts.other["profiled_step_s"] != cnn_trace.facts.other["profiled_step_s"]
 
 
 def make_steps(step: float, phase: float, operator: float, steps: int = 400) -> np.ndarray:
@@ -425,7 +425,7 @@ trace = import_kineto(sys.argv[1], None, ImportOptions(gpu="x", batch=4, precisi
 # A process inherits getrusage's maximum from the one that started it, but not this one.
 told = dict(line.split(":", 1) for line in open("/proc/self/status"))
 peak_bytes = int(told["VmHWM"].split()[0]) * 1024
-print(json.dumps([peak_bytes, len(trace.operators), trace.facts.profiled_steps]))
+print(json.dumps([peak_bytes, len(trace.operators), trace.facts.other["profiled_steps"]]))
 """
 
 

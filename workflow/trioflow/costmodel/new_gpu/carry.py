@@ -274,7 +274,8 @@ def _retime_facts(trace: Trace, operators: Columns) -> Facts:
     # Where operators overlap, their sum exceeds the step, which then changes in proportion.
     new_s = step_s + after_s - before_s if step_s >= before_s else step_s * after_s / before_s
     of_the_source: dict[str, Any] = dict.fromkeys(name for name in NAMES if name.startswith(_OF_THE_SOURCE))
-    facts = replace(trace.facts, step_time_s=new_s, **of_the_source)
+    other = {name: fact for name, fact in trace.facts.other.items() if not name.startswith(_OF_THE_SOURCE)}
+    facts = replace(trace.facts, step_time_s=new_s, other=other, **of_the_source)
     if facts.step_times_s:
         times = [float(t) * new_s / step_s for t in facts.step_times_s]
         facts = replace(facts, step_times_s=times)

@@ -19,6 +19,7 @@ from trioflow.base.errors import TraceError
 from trioflow.base.provenance import stamp
 from trioflow.base.units import format_time, ms_to_s, ns_to_s
 from trioflow.trace.assemble import ObservedOperator, ReadyGradient, assemble_trace
+from trioflow.trace.facts import Facts
 from trioflow.trace.importers.neusight_tables import (
     CONTAINERS,
     CONVERSIONS,
@@ -323,7 +324,7 @@ def import_neusight(csv_path: str | Path, options: ImportOptions) -> Trace:
     trace = _assemble(path, step, facts)
     if block and int(layers) > 1:
         trace = repeat_block(trace, block, int(layers))
-    trace.facts = replace(trace.facts, **_compare(trace, step, block, int(layers), sidecar))
+    trace.facts = Facts.read({**trace.facts.to_dict(), **_compare(trace, step, block, int(layers), sidecar)})
     return trace
 
 

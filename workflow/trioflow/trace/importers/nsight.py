@@ -166,7 +166,7 @@ def import_nsight(path: str | Path, options: ImportOptions, process: int | None 
         trace.facts,
         source="Nsight Systems",
         warnings=[doubt, *doubts, *trace.facts.warnings],
-        inputs={file.name: digest_file(file)[:16] for file in _list_files(path)},
+        other={**trace.facts.other, "inputs": {f.name: digest_file(f)[:16] for f in _list_files(path)}},
     )
     return Trace(trace.operators, trace.tensors, facts)
 
