@@ -14,7 +14,7 @@ from trioflow.base.errors import SimulationError
 from trioflow.engine.program import ExchangeTraffic, Execution, Pieces, Program, explain_deadlock
 from trioflow.hardware.machine import Link, Routing
 from trioflow.network.collectives import CollectiveFlows
-from trioflow.network.message_planner import JOIN, CollectiveRounds, MessagePattern
+from trioflow.network.message_planner import JOIN, MessagePattern
 from trioflow.network.networks import (
     NEVER_S,
     ContentionFreeNetwork,
@@ -257,8 +257,8 @@ class _Messages:
     block_bytes: float
 
 
-_Work = Sequence[FlowSpec] | _Messages | CollectiveRounds
-"""What an exchange puts on the network: flows at once, messages one after another, or rounds."""
+_Work = Sequence[FlowSpec] | _Messages
+"""What an exchange puts on the network: flows at once, or messages one after another."""
 
 
 class _Plans:
@@ -275,8 +275,6 @@ class _Plans:
     def _make(self, plan: ExchangeTraffic) -> _Work:
         if isinstance(plan, CollectiveFlows):
             return list_flows(plan)
-        if isinstance(plan, CollectiveRounds):
-            return plan
         if plan.pattern not in self._tables:
             table = plan.pattern.table
             self._tables[plan.pattern] = _Table(
@@ -385,9 +383,7 @@ class _Run:
             self.start_s[member] = now_s
         self.events += len(members)
         end_s = now_s + self.exchange_s[index]
-        if isinstance(work, CollectiveRounds):
-            end_s = self.run_rounds(work, now_s)
-        elif isinstance(work, _Messages):
+        if isinstance(work, _Messages):
             self.start_messages(index, work, now_s)
         else:
             self.in_flight[index] = len(work)
@@ -396,17 +392,6 @@ class _Run:
         if not self.in_flight[index]:
             for member in members:
                 self.schedule(end_s, _END, member)
-
-    def run_rounds(self, rounds: CollectiveRounds, now_s: float) -> float:
-        """Return when the last of undisturbed rounds ends, and count their bytes [s]."""
-        end_s = now_s
-        for latency_s, moving_s in zip(rounds.latencies_s.tolist(), rounds.moving_s.tolist(), strict=True):
-            end_s = (end_s + latency_s) + moving_s
-        for link, times in zip(rounds.links.tolist(), rounds.crossings.tolist(), strict=True):
-            ends = self.network.links[link][:2]
-            for size_bytes in np.repeat(rounds.sizes_bytes, times).tolist():
-                self.network._link_bytes[ends] += size_bytes
-        return end_s
 
     def start_messages(self, index: int, messages: _Messages, now_s: float) -> None:
         """Start the messages of an exchange that wait for nothing."""

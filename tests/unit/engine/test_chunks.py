@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import pandas as pd
 import pytest
 from oracles.closed_form import closed_form_s
 from trioflow.base.errors import InputError
@@ -122,23 +123,14 @@ def test_largest_chunk_says_how_many(engine: str) -> None:
 
 @BOTH
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "all_to_all"])
-def test_a_chunked_ring_as_one_event_has_the_same_bits(engine: str, collective: str) -> None:
+def test_a_chunked_ring_as_one_event_takes_as_long(engine: str, collective: str) -> None:
     runs = [
-        run(
-            collective,
-            6,
-            1_234_567,
-            engine=engine,
-            algorithms="ring",
-            chunks=Chunks(5),
-            aggregate=aggregate,
-            record_links=True,
-        )
+        run(collective, 6, 1_234_567, engine=engine, algorithms="ring", chunks=Chunks(5), aggregate=aggregate)
         for aggregate in (True, False)
     ]
     assert [result.summary.aggregated for result in runs] == [1, 0]
-    assert runs[0].timeline.equals(runs[1].timeline)
-    assert runs[0].summary.link_bytes == runs[1].summary.link_bytes
+    pd.testing.assert_frame_equal(runs[0].timeline, runs[1].timeline, rtol=1e-12)
+    assert runs[0].summary.link_bytes == pytest.approx(runs[1].summary.link_bytes, rel=1e-12)
 
 
 def test_what_waits_for_a_barrier_waits_for_no_chunks() -> None:

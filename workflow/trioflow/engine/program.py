@@ -22,7 +22,7 @@ from trioflow.base.errors import SimulationError
 from trioflow.base.runs import count_up, find_firsts, number_keys
 from trioflow.hardware.machine import Platform
 from trioflow.network.collectives import CollectiveFlows, CollectivePlanner
-from trioflow.network.message_planner import CollectiveMessages, CollectiveRounds
+from trioflow.network.message_planner import CollectiveMessages
 from trioflow.network.networks import NEVER_S
 from trioflow.parallel.task_graph import TaskGraph, make_frame
 from trioflow.tables import records
@@ -110,7 +110,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-ExchangeTraffic = CollectiveFlows | CollectiveMessages | CollectiveRounds
+ExchangeTraffic = CollectiveFlows | CollectiveMessages
 """What one collective puts on the network."""
 
 
@@ -136,9 +136,7 @@ class Exchanges:
 
     def stretch(self, factor: float) -> Exchanges:
         """Return them slower by a factor; the links are made narrower by it elsewhere."""
-        plans: list[ExchangeTraffic] = [
-            plan if isinstance(plan, CollectiveRounds) else plan.stretch(factor) for plan in self.plans
-        ]
+        plans: list[ExchangeTraffic] = [plan.stretch(factor) for plan in self.plans]
         return replace(self, plans=plans, durations_s=self.durations_s * factor)
 
 

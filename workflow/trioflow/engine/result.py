@@ -35,8 +35,7 @@ from trioflow.engine.program import (
     number_lanes,
 )
 from trioflow.hardware.machine import Link
-from trioflow.network.message_planner import CollectiveRounds
-from trioflow.network.networks import AnyNetwork, ContentionFreeNetwork, FairShareNetwork, FlowShape
+from trioflow.network.networks import AnyNetwork, ContentionFreeNetwork, FairShareNetwork
 from trioflow.parallel.task_graph import TaskGraph, make_frame, read_tasks
 
 if TYPE_CHECKING:
@@ -217,10 +216,6 @@ def measure_concurrency(timeline: pd.DataFrame | Columns) -> list[float]:
     return list(np.divide(shared_s, possible_s, out=np.zeros(ranks), where=possible_s > 0))
 
 
-PieceColumns = tuple[Ints, Floats, Floats, Floats, Ints, Ints]
-"""Link, begin, end, rate, flows and order of pieces."""
-
-
 def keep_pieces(network: AnyNetwork) -> None:
     """Let an unused network keep the pieces of its flows. Raises InputError when it is of a kind that cannot."""
     if not isinstance(network, FairShareNetwork | ContentionFreeNetwork):
@@ -232,92 +227,30 @@ def keep_pieces(network: AnyNetwork) -> None:
 
 
 def gather_traffic(program: Program, execution: Execution, network: AnyNetwork) -> LinkTraffic:
-    """Return what crossed the links of a network, by link, begin and flow in both engines; SimulationError without pieces.
-
-    Of collectives that were single events a round's bytes move from its latency's end, on every link in as many flows
-    as cross it.
-    """
-    if execution.pieces is None or not isinstance(network, FairShareNetwork | ContentionFreeNetwork):
+    """Return what crossed the links of a network, by link, begin and flow in both engines; SimulationError without pieces."""
+    pieces, plans = execution.pieces, program.exchanges.plans
+    if pieces is None or not isinstance(network, FairShareNetwork | ContentionFreeNetwork):
         raise SimulationError("the engine did not keep the pieces of flows")
-    links = network.links
-    parts = [_expand_flows(program, execution), *_expand_rounds(program, execution)]
-    link, begin_s, end_s, rate, flows, tie = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    order = np.lexsort((tie, begin_s, link))
-    moved = [execution.link_bytes[one.source, one.target] for one in links]
+    links, shapes = network.links, dict.fromkeys(plans[number].shape for number in np.unique(pieces.plan).tolist())
+    hops = np.concatenate([np.zeros(0, dtype=np.int64), *(shape.hops for shape in shapes)])
+    counts = np.concatenate([np.zeros(0, dtype=np.int64), *(np.diff(shape.first_hops) for shape in shapes)])
+    first_pair = dict(zip(shapes, count_up(np.array([len(shape.pairs) for shape in shapes])).tolist(), strict=False))
+    first_of_plan = np.array([first_pair.get(plan.shape, 0) for plan in plans], dtype=np.int64)
+    pair = first_of_plan[pieces.plan] + pieces.pair
+    # Each piece once for each link on its flow's way.
+    row = np.repeat(np.arange(len(pair)), counts[pair])
+    link = hops[list_runs(count_up(counts)[pair], counts[pair])]
+    order = np.lexsort((pieces.flow_id[row], pieces.begin_s[row], link))
+    row = row[order]
     return LinkTraffic(
         links,
-        np.array(moved, dtype=np.float64),
+        np.array([execution.link_bytes[one[:2]] for one in links], dtype=np.float64),
         float(execution.end_s.max(initial=0.0)),
         link[order],
-        begin_s[order],
-        end_s[order],
-        rate[order],
-        flows[order],
-    )
-
-
-def _expand_flows(program: Program, execution: Execution) -> PieceColumns:
-    """Return the pieces of flows, once for each link on their way, and each one's flow."""
-    pieces = execution.pieces
-    assert pieces is not None
-    plans = program.exchanges.plans
-    begins: dict[FlowShape, tuple[int, int]] = {}
-    first_pair = np.zeros(len(plans), dtype=np.int64)
-    hops, first_hops = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
-    hop_base = pair_base = 0
-    for number in np.unique(pieces.plan).tolist():
-        plan = plans[number]
-        assert not isinstance(plan, CollectiveRounds)
-        if plan.shape not in begins:
-            begins[plan.shape] = (hop_base, pair_base)
-            hops.append(plan.shape.hops)
-            first_hops.append(plan.shape.first_hops + hop_base)
-            hop_base += len(plan.shape.hops)
-            pair_base += len(plan.shape.first_hops)
-        first_pair[number] = begins[plan.shape][1]
-    every_hop, every_first = np.concatenate(hops), np.concatenate(first_hops)
-    pair = first_pair[pieces.plan] + pieces.pair
-    first = every_first[pair]
-    counts = every_first[pair + 1] - first if len(pair) else first
-    row = np.repeat(np.arange(len(pair)), counts)
-    return (
-        every_hop[list_runs(first, counts)],
         pieces.begin_s[row],
         pieces.end_s[row],
         pieces.rate_bytes_per_s[row],
-        np.ones(len(row), dtype=np.int64),
-        pieces.flow_id[row],
     )
-
-
-def _expand_rounds(program: Program, execution: Execution) -> list[PieceColumns]:
-    """Return the pieces of collectives that were single events."""
-    exchanges = program.exchanges
-    found: list[PieceColumns] = []
-    for exchange, number in enumerate(exchanges.plan_of.tolist()):
-        plan = exchanges.plans[number] if number >= 0 else None
-        if not isinstance(plan, CollectiveRounds):
-            continue
-        start_s = execution.start_s[exchanges.members[exchanges.first_members[exchange]]]
-        rounds, links = len(plan.latencies_s), len(plan.links)
-        lasting_s = np.column_stack([plan.latencies_s, plan.moving_s]).ravel()
-        # The sums of the engines, term by term.
-        times_s = np.cumsum(np.concatenate([[start_s], lasting_s]))
-        moving = plan.moving_s > 0
-        begin_s, end_s = times_s[1::2][moving], times_s[2::2][moving]
-        rate = plan.sizes_bytes[moving] / plan.moving_s[moving]
-        each = len(rate)
-        found.append(
-            (
-                np.tile(plan.links, each),
-                np.repeat(begin_s, links),
-                np.repeat(end_s, links),
-                np.repeat(rate, links),
-                np.tile(plan.crossings, each),
-                np.full(each * links, -rounds, dtype=np.int64),
-            )
-        )
-    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -331,8 +264,7 @@ class LinkTraffic:
     # When the piece's bytes move, at least in part of the clock's last bit [pieces] [s]
     begin_s: Floats
     end_s: Floats
-    rate_bytes_per_s: Floats  # rate of each of its flows [pieces] [bytes/s]
-    flows: Ints  # how many flows the piece stands for [pieces]
+    rate_bytes_per_s: Floats  # [pieces] [bytes/s]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,8 +61,8 @@ from trioflow.engine.result import (
 )
 from trioflow.hardware.machine import Platform, is_rank_node, narrow_links
 from trioflow.network.algorithms.catalogue import Algorithms, read_algorithms, spell_algorithm
-from trioflow.network.collectives import Bound, CollectiveCost, CollectivePlanner
-from trioflow.network.message_planner import Chunks, CollectiveMessages, CollectiveRounds, MessagePlanner, RunAlone
+from trioflow.network.collectives import Bound, CollectiveCost, CollectiveFlows, CollectivePlanner
+from trioflow.network.message_planner import Chunks, CollectiveMessages, MessagePlanner, RunAlone, sum_rounds
 from trioflow.network.networks import (
     DEFAULT_NETWORK,
     NETWORKS,
@@ -174,11 +174,11 @@ def _make_program(plan: CollectiveMessages) -> Program:
     return Program(one, one, ["alone"], Texts.of([name]), Texts.of(["collective"]), np.zeros(1), none, none, exchanges)
 
 
-def aggregate_program(program: Program, network: AnyNetwork) -> tuple[Program, int]:
-    """Replace collectives of messages by single events where that changes no bit of the result.
+def aggregate_program(program: Program, network: AnyNetwork) -> tuple[Program, int, Floats]:
+    """Replace collectives of messages by single events where that changes the result by rounding alone.
 
-    Returns the given one where nothing can be replaced; ``aggregated``: exchanges that are one event now. A collective
-    becomes one event when both of these hold.
+    Returns the given one where nothing can be replaced; how many exchanges are one event now; and what they move over
+    each link [links] [bytes], which no engine counts then. A collective becomes one event when both of these hold.
 
     *No other traffic is on its links while it runs.* Call two exchanges neighbours if they cross a common link, and
     take the classes of exchanges that are joined by chains of neighbours. In a class in which every exchange has a
@@ -190,26 +190,34 @@ def aggregate_program(program: Program, network: AnyNetwork) -> tuple[Program, i
     latency l and, all moving, the same rate r. Then all messages of a round start at one time t, by induction: those of
     the first when the collective starts; and if those of a round start at t, their bytes begin to move at (t + l), all
     at once and so at the rate r until they end, at (t + l) + size / r for all; whatever waits for them starts then.
-    Those are the operations that the engines do on each message, so the collective's end has the same bits. Bytes on a
-    link are added up in the same order too.
 
     Only networks whose rates are known here take part.
     """
-    if type(network) not in (FairShareNetwork, ContentionFreeNetwork):
-        return program, 0
     exchanges = program.exchanges
-    if not any(isinstance(plan, CollectiveMessages) for plan in exchanges.plans):
-        return program, 0
+    plans: list[ExchangeTraffic] = list(exchanges.plans)
+    if not (supports(network) and any(isinstance(plan, CollectiveMessages) for plan in plans)):
+        return program, 0, np.zeros(0)
     assert isinstance(network, FairShareNetwork | ContentionFreeNetwork)
     alone = _find_undisturbed(program)
     widths, shared = network.capacities_bytes_per_s, isinstance(network, FairShareNetwork)
-    plans: list[ExchangeTraffic] = list(exchanges.plans)
-    for number, plan in enumerate(exchanges.plans):
-        if alone[number] and isinstance(plan, CollectiveMessages) and plan.flow_count:
-            plans[number] = _aggregate(plan, widths, shared) or plan
-    replaced = np.array([isinstance(plan, CollectiveRounds) for plan in plans] + [False])
-    count = int(replaced[exchanges.plan_of].sum())
-    return replace(program, exchanges=replace(exchanges, plans=plans)), count
+    times = np.bincount(exchanges.plan_of[exchanges.plan_of >= 0], minlength=len(plans))
+    moved_bytes, lasting_s = np.zeros(len(widths)), np.full(len(plans) + 1, math.nan)
+    for number, plan in enumerate(plans):
+        if not (alone[number] and isinstance(plan, CollectiveMessages) and plan.flow_count):
+            continue
+        rate = _find_rate(plan, widths, shared)
+        if rate is None:
+            continue
+        lasting_s[number], size_bytes = sum_rounds(plan, rate)
+        links, crossings = plan.shape.crossings
+        moved_bytes[links] += times[number] * crossings * size_bytes
+        none, nobody = np.zeros(0), plan.shape.choose(np.zeros(0, dtype=np.int64))
+        plans[number] = CollectiveFlows(nobody, none, none, none, plan.confidence, plan.warning)
+    of_exchange = lasting_s[exchanges.plan_of]
+    replaced = ~np.isnan(of_exchange)
+    durations_s = np.where(replaced, of_exchange, exchanges.durations_s)
+    changed = replace(program, exchanges=replace(exchanges, plans=plans, durations_s=durations_s))
+    return changed, int(replaced.sum()), moved_bytes
 
 
 def _find_undisturbed(program: Program) -> Flags:
@@ -235,7 +243,7 @@ def _find_undisturbed(program: Program) -> Flags:
 
 def _classify(plans: list[ExchangeTraffic]) -> Ints:
     """Return a class for each plan, equal where chains of common links join them, shape by shape; -1 without links."""
-    shaped = [None if isinstance(plan, CollectiveRounds) or not len(plan.shape.hops) else plan.shape for plan in plans]
+    shaped = [plan.shape if len(plan.shape.hops) else None for plan in plans]
     shapes = dict.fromkeys(shape for shape in shaped if shape)
     classes = np.zeros(len(shapes), dtype=np.int64)
     if len(shapes) > 1:  # nothing has to be joined where all plans have one shape, as a thousand ranks' often
@@ -251,29 +259,18 @@ def _classify(plans: list[ExchangeTraffic]) -> Ints:
     return np.array([class_of.get(shape, -1) for shape in shaped], dtype=np.int64)
 
 
-def _aggregate(plan: CollectiveMessages, widths: Floats, shared: bool) -> CollectiveRounds | None:
-    """Return a collective with a network's links to itself as one event, or None where its rounds are not alike."""
-    blocks, latencies_s = plan.pattern.round_blocks, plan.latencies_s
-    if blocks is None or (latencies_s != latencies_s[0]).any():
+def _find_rate(plan: CollectiveMessages, widths: Floats, shared: bool) -> float | None:
+    """Return the rate of every message with a network's links to the collective itself [bytes/s]; None where rounds are not alike."""
+    latencies_s, caps, shape = plan.latencies_s, plan.max_rates_bytes_per_s, plan.shape
+    if plan.pattern.round_blocks is None or (latencies_s != latencies_s[0]).any():
         return None
     if not (0 <= latencies_s[0] < math.inf and 0 <= plan.block_bytes < math.inf):
         return None  # The engines say what is wrong with it.
-    links, crossings = plan.shape.crossings
-    rates = _compute_rates(plan, widths, shared and bool((crossings > 1).any()))
-    if not (rates > 0).all() or (rates != rates[0]).any():
-        return None
-    sizes_bytes = blocks.astype(np.float64) * plan.block_bytes
-    latency_s, moving_s = np.full(len(blocks), latencies_s[0]), sizes_bytes / rates[0]
-    return CollectiveRounds(latency_s, moving_s, sizes_bytes, links, crossings, plan.confidence, plan.warning)
-
-
-def _compute_rates(plan: CollectiveMessages, widths: Floats, shared: bool) -> Floats:
-    """Return the rate of each pair's message when all move [pairs] [bytes/s]."""
-    caps, shape = plan.max_rates_bytes_per_s, plan.shape
-    if shared:
-        return compute_max_min_rates(*shape.routes, widths, caps)
-    # Each pair has its links to itself, and a share of one part is the whole.
-    return np.minimum(caps, np.minimum.reduceat(widths[shape.hops], shape.first_hops[:-1]))
+    if shared and (shape.crossings[1] > 1).any():
+        rates = compute_max_min_rates(*shape.routes, widths, caps)
+    else:  # each pair has its links to itself, and a share of one part is the whole
+        rates = np.minimum(caps, np.minimum.reduceat(widths[shape.hops], shape.first_hops[:-1]))
+    return float(rates[0]) if rates[0] > 0 and (rates == rates[0]).all() else None
 
 
 UNKNOWN_RANKS = "the graph does not say which ranks are identical"
@@ -322,52 +319,75 @@ class Ran:
     wall_s: float  # wall time of the event loop [s]
 
 
-def run_prepared(ready: Prepared, engine: str, aggregate: bool, case: int = 0) -> Ran:
-    """Run a case of what is ready with the engine of ``SimulationOptions``; errors as the engines."""
-    program, mover, aggregated = ready.programs[case], ready.make_network(), 0
-    if aggregate:
-        program, aggregated = aggregate_program(program, mover)
-    if engine == "auto":
-        compiled = supports(mover) and is_repaid(program.events * len(ready.programs))
-        engine = "compiled" if compiled else "reference"
-    begin_s = time.perf_counter()
-    execution = run_program(program, mover, compiled=engine == "compiled")
-    return Ran(program, mover, execution, engine, aggregated, time.perf_counter() - begin_s)
+def run_prepared(ready: Prepared, options: SimulationOptions) -> list[Ran]:
+    """Run each case of what is ready; errors as the engines."""
+    ran, engine = [], options.engine
+    for every in ready.programs:
+        program, mover, aggregated = every, ready.make_network(), 0
+        if options.aggregate and not options.record_links:
+            program, aggregated, moved_bytes = aggregate_program(every, mover)
+        if options.engine == "auto":
+            compiled = supports(mover) and is_repaid(program.events * len(ready.programs))
+            engine = "compiled" if compiled else "reference"
+        begin_s = time.perf_counter()
+        execution = run_program(program, mover, compiled=engine == "compiled")
+        wall_s = time.perf_counter() - begin_s
+        if aggregated:
+            link_bytes = dict(execution.link_bytes)
+            for link, size in zip(mover.links, moved_bytes.tolist(), strict=True):  # type: ignore[union-attr]
+                link_bytes[link[:2]] += size
+            execution = replace(execution, link_bytes=link_bytes)
+        ran.append(Ran(program, mover, execution, engine, aggregated, wall_s))
+    return ran
 
 
 def prepare(
     graph: TaskGraph,
-    cases: Sequence[Case],
-    make_network: Callable[[], AnyNetwork],
     platform: Platform,
-    *,
-    fold: bool = True,
-    unfolded_reason: str = "not asked for",
-    communication_scale: float = 1.0,
+    collectives: CollectiveCost | None,
+    options: SimulationOptions,
+    ends: Sequence[End],
+    reason: str = "not asked for",
 ) -> Prepared:
-    """Make a task graph ready to run, with the times of one or several cases.
+    """Make a task graph ready to run, with the times of some ends of an interval.
 
     Raises SimulationError as ``program.build_program``; TooLargeError where all ranks' tasks do not fit into memory;
-    ``unfolded_reason``: why identical ranks are not executed once where ``fold`` is False. ``make_network`` makes a new
-    network of all links.
+    ``reason``: why identical ranks are not executed once where ``options`` do not let them.
     """
-    graph_fold = graph.fold
-    reason = UNKNOWN_RANKS if fold and graph_fold is None else unfolded_reason
-    if fold and graph_fold is not None:
+    algorithms, chunks = choose_algorithms(graph.metadata.plan, options.algorithms, options.chunks)
+    links = narrow_links(platform.links, options.communication_scale)
+
+    def make_whole() -> AnyNetwork:
+        mover = make_network(options.network, links, platform.routing)
+        if isinstance(mover, FairShareNetwork) and algorithms is None:
+            # Algorithms may let flows start at switches.
+            mover.slack = keep_slack(platform)
+        if options.record_links:
+            keep_pieces(mover)
+        return mover
+
+    planners = _find_planners(platform, collectives)
+    cases = [
+        Case(planners.choose(end.bound, algorithms, chunks), options.scale_compute(end.compute_factor).compute_scale)
+        for end in ends
+    ]
+    fold, scale = graph.fold, options.communication_scale
+    if options.fold:
+        reason = "what crossed the links was asked for" if options.record_links else UNKNOWN_RANKS
+    if options.fold and not options.record_links and fold is not None:
         try:
-            whole = make_network()
-            folded = keep_folded(graph_fold, cases, whole, platform).stretch(communication_scale)
-            kind = type(whole)
-            return Prepared(folded.programs, lambda: folded.make_network(kind, make_network), folded)
+            whole = make_whole()
+            folded = keep_folded(fold, cases, whole, platform).stretch(scale)
+            return Prepared(folded.programs, lambda: folded.make_network(type(whole), make_whole), folded)
         except TooLargeError:
             raise
         except (CannotFoldError, SimulationError, InputError) as problem:
             # Where the graph is wrong, the program of all ranks says it best.
             reason = str(problem)
-    if graph_fold is not None:
-        check_expansion(graph_fold, reason)
+    if fold is not None:
+        check_expansion(fold, reason)
     programs = build_programs(graph, cases, [case.planner for case in cases], platform)
-    return Prepared([one.stretch(communication_scale) for one in programs], make_network, None, reason)
+    return Prepared([one.stretch(scale) for one in programs], make_whole, None, reason)
 
 
 def _build_timeline(graph: TaskGraph, fold: Fold | None, program: Program, execution: Execution) -> Columns:
@@ -418,7 +438,9 @@ class SimulationOptions:
         "pieces that each message of an algorithm is cut into; the plan's, else one, unless given", None
     )
     aggregate: bool = declare(
-        "whether a collective of an algorithm may be one event where that changes no bit of the result", True
+        "whether a collective of an algorithm may be one event where that changes the result by rounding alone; not with"
+        " record_links",
+        True,
     )
     record_links: bool = declare(
         "whether to keep what crossed the links, and when; only of trioflow's networks ``fair_share`` and"
@@ -525,61 +547,20 @@ def _simulate_once(
     ends: Sequence[End] = (),
 ) -> tuple[Result, _Times]:
     """Simulate; and with the times of some ends of an interval, on what was made ready once."""
-    engine = options.engine
-    if engine not in ENGINES:
-        raise InputError(f"no engine is called {engine!r}", fix=f"choose one of {', '.join(ENGINES)}")
-    ready = _make_ready(graph, platform, collectives, options, bound, ends)
+    if options.engine not in ENGINES:
+        raise InputError(f"no engine is called {options.engine!r}", fix=f"choose one of {', '.join(ENGINES)}")
+    every = (End(bound, 1.0), *ends)
+    ready = prepare(graph, platform, collectives, options, every)
     try:
-        ran = [run_prepared(ready, engine, options.aggregate, n) for n in range(1 + len(ends))]
+        ran, *others = run_prepared(ready, options)
     except SimulationError as error:
         if ready.folded is None:
             raise
         # Errors name all ranks.
-        unfolded = replace(options, fold=False)
-        ready = _make_ready(graph, platform, collectives, unfolded, bound, ends, reason=str(error))
-        ran = [run_prepared(ready, engine, options.aggregate, n) for n in range(1 + len(ends))]
-    result = _read_result(graph, platform, options, ready, ran[0])
-    return result, [(float(one.execution.end_s.max(initial=0.0)), one.wall_s) for one in ran[1:]]
-
-
-def _make_ready(
-    graph: TaskGraph,
-    platform: Platform,
-    collectives: CollectiveCost | None,
-    options: SimulationOptions,
-    bound: Bound,
-    ends: Sequence[End],
-    reason: str = "not asked for",
-) -> Prepared:
-    """Return what an engine is given."""
-    algorithms, chunks = choose_algorithms(graph.metadata.plan, options.algorithms, options.chunks)
-
-    links = narrow_links(platform.links, options.communication_scale)
-
-    def make_mover() -> AnyNetwork:
-        mover = make_network(options.network, links, platform.routing)
-        if isinstance(mover, FairShareNetwork) and algorithms is None:
-            # Algorithms may let flows start at switches.
-            mover.slack = keep_slack(platform)
-        if options.record_links:
-            keep_pieces(mover)
-        return mover
-
-    cases, planners = [], _find_planners(platform, collectives)
-    for end in (End(bound, 1.0), *ends):
-        planner = planners.choose(end.bound, algorithms, chunks)
-        cases.append(Case(planner, options.scale_compute(end.compute_factor).compute_scale))
-    if options.record_links and options.fold:
-        reason = "what crossed the links was asked for"
-    return prepare(
-        graph,
-        cases,
-        make_mover,
-        platform,
-        fold=False if options.record_links else options.fold,
-        unfolded_reason=reason,
-        communication_scale=options.communication_scale,
-    )
+        ready = prepare(graph, platform, collectives, replace(options, fold=False), every, str(error))
+        ran, *others = run_prepared(ready, options)
+    result = _read_result(graph, platform, options, ready, ran)
+    return result, [(float(one.execution.end_s.max(initial=0.0)), one.wall_s) for one in others]
 
 
 def _read_result(graph: TaskGraph, platform: Platform, options: SimulationOptions, ready: Prepared, ran: Ran) -> Result:

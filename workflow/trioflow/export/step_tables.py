@@ -151,8 +151,7 @@ def _sweep(traffic: LinkTraffic) -> tuple[Ints, Floats, Floats, Ints]:
     parts = np.rint(np.ldexp(traffic.rate_bytes_per_s, -exponents[traffic.link])).astype(np.int64)
     link = np.concatenate([traffic.link, traffic.link])
     time_s = np.concatenate([traffic.begin_s, traffic.end_s])
-    changes = np.concatenate([parts * traffic.flows, -parts * traffic.flows])
-    counts = np.concatenate([traffic.flows, -traffic.flows])
+    changes, counts = np.concatenate([parts, -parts]), np.repeat([1, -1], len(parts))
     order = np.lexsort((time_s, link))
     link, time_s = link[order], time_s[order]
     # All that happens to a link at one time is one change.

@@ -38,7 +38,6 @@ from trioflow.network.collectives import (
 )
 from trioflow.network.networks import Floats, FlowShape
 
-Ints = NDArray[np.int64]
 Index = NDArray[np.int32]
 
 JOIN = -1
@@ -221,27 +220,6 @@ class CollectiveMessages:
         return replace(
             self, latencies_s=self.latencies_s * factor, max_rates_bytes_per_s=self.max_rates_bytes_per_s / factor
         )
-
-
-@dataclass(frozen=True, eq=False)
-class CollectiveRounds:
-    """One collective whose rounds nothing disturbs: its end is known when it starts."""
-
-    # Latency of each round's messages, and how long their bytes move [rounds] [s]
-    latencies_s: Floats
-    moving_s: Floats
-    sizes_bytes: Floats  # size of each message of a round [rounds] [bytes]
-    # Links that it crosses, and how many of its pairs cross each [links]
-    links: Ints
-    crossings: Ints
-    # As for ``CollectiveMessages``
-    confidence: str
-    warning: str = ""
-
-    @property
-    def flow_count(self) -> int:
-        """Flows that it starts: none."""
-        return 0
 
 
 RunAlone = Callable[[CollectiveMessages], float]
@@ -436,7 +414,7 @@ def _fit_messages(plain: CollectiveMessages, time_s: float, run_alone: RunAlone)
     widths = plain.shape.widths_bytes_per_s if rate is None else np.full(len(plain.latencies_s), rate)
 
     def measure(messages: CollectiveMessages) -> float:
-        return run_alone(messages) if rate is None else _sum_rounds(messages, rate)
+        return run_alone(messages) if rate is None else sum_rounds(messages, rate)[0]
 
     def slow_down(factor: float) -> CollectiveMessages:
         if factor < 1:
@@ -494,9 +472,9 @@ def _find_common_rate(messages: CollectiveMessages) -> float | None:
     return float(rates[0]) if alike else None
 
 
-def _sum_rounds(messages: CollectiveMessages, rate: float) -> float:
-    """Return how long rounds of equal messages take one after the other [s]."""
+def sum_rounds(messages: CollectiveMessages, rate: float) -> tuple[float, float]:
+    """Return how long rounds of equal messages take one after the other [s], and what each pair sends [bytes]."""
     blocks = messages.pattern.round_blocks
     assert blocks is not None
     moved_bytes = int(blocks.sum()) * messages.block_bytes
-    return len(blocks) * float(messages.latencies_s[0]) + moved_bytes / rate
+    return len(blocks) * float(messages.latencies_s[0]) + moved_bytes / rate, moved_bytes

@@ -16,8 +16,6 @@ A heap here is a binary heap whose items can be moved, with a queue beside it: i
 are under equal traffic, go through the queue.
 """
 
-from typing import Any
-
 import numpy as np
 
 from trioflow.engine.compiled.state import (
@@ -489,10 +487,6 @@ def _start_task(state: State, task: int, now_s: float) -> None:
         _schedule_end(state, now_s + exchange.duration_s, now_s, len(state.tasks) + index)
         return
     plan = state.plans[exchange.plan]
-    if plan.first_round < plan.last_round:
-        end_s = _run_rounds(state, plan, now_s)
-        _schedule_end(state, end_s, now_s, len(state.tasks) + index)
-        return
     if plan.pattern != NOWHERE:
         _start_messages(state, index, now_s)
     else:
@@ -501,26 +495,6 @@ def _start_task(state: State, task: int, now_s: float) -> None:
             start_flow(state, index, flow, NOWHERE, state.flows[flow].size_bytes, now_s)
     if exchange.in_flight == 0:
         _schedule_end(state, now_s + exchange.duration_s, now_s, len(state.tasks) + index)
-
-
-def _run_rounds(state: State, plan: Any, now_s: float) -> float:
-    """Return when the last of undisturbed rounds ends, and count their bytes [s]."""
-    end_s = now_s
-    for index in range(plan.first_round, plan.last_round):
-        one = state.rounds[index]
-        end_s = (end_s + one.latency_s) + one.moving_s
-    before, times, after = -1.0, 0, 0.0
-    for index in range(plan.first_crossing, plan.last_crossing):
-        crossing = state.crossings[index]
-        link = state.links[crossing.link]
-        # Most links have had the same bytes before: the sum need not be taken again.
-        if link.moved_bytes != before or crossing.times != times:
-            before, times, after = link.moved_bytes, crossing.times, link.moved_bytes
-            for place in range(plan.first_round, plan.last_round):
-                for _ in range(times):
-                    after += state.rounds[place].size_bytes
-        link.moved_bytes = after
-    return float(end_s)
 
 
 def _start_messages(state: State, index: int, now_s: float) -> None:

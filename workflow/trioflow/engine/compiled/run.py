@@ -20,7 +20,6 @@ from trioflow.engine.compiled import kernels
 from trioflow.engine.compiled.state import EVENTS, PIECE, PIECES, RESHARED, make_plain, make_state, settle_rows
 from trioflow.engine.program import ExchangeTraffic, Execution, Pieces, Program, explain_deadlock
 from trioflow.network.collectives import CollectiveFlows
-from trioflow.network.message_planner import CollectiveRounds
 from trioflow.network.networks import NEVER_S, AnyNetwork, ContentionFreeNetwork, FairShareNetwork, Flow, check_flow
 
 _ROOM = 2
@@ -110,8 +109,7 @@ class _Driver:
 
     def __init__(self, program: Program, network: Any) -> None:
         self._network = network
-        plans = [p for p in program.exchanges.plans if not isinstance(p, CollectiveRounds)]
-        self._ends = [ends for plan in plans for ends in plan.shape.pairs]
+        self._ends = [ends for plan in program.exchanges.plans for ends in plan.shape.pairs]
         self._owners: list[tuple[int, int, int]] = []
 
     def start_flow(self, state: Any, exchange: int, flow: int, message: int, size_bytes: float, now_s: float) -> None:
@@ -162,8 +160,6 @@ def _read_pieces(state: Any) -> Pieces:
 
 def _check_flows(plan: ExchangeTraffic) -> None:
     """Refuse a plan with a flow that no network could finish; see ``network.networks.check_flow``."""
-    if isinstance(plan, CollectiveRounds):
-        return
     sizes_bytes = plan.sizes_bytes if isinstance(plan, CollectiveFlows) else plan.block_bytes
     columns = (sizes_bytes, plan.latencies_s, plan.max_rates_bytes_per_s)
     finite = [(column >= 0) & (column < math.inf) for column in columns[:2]]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from trioflow.base.runs import count_up
 from trioflow.engine.program import ExchangeTraffic, Floats, Ints, Program
 from trioflow.network.collectives import CollectiveFlows
-from trioflow.network.message_planner import CollectiveMessages, CollectiveRounds, MessagePattern
+from trioflow.network.message_planner import CollectiveMessages, MessagePattern
 from trioflow.network.networks import NEVER_S, FlowShape
 
 NOWHERE = -1
@@ -37,12 +37,9 @@ TASK = _row("duration_s start_s end_s", "exchange first_successor last_successor
 EXCHANGE = _row("duration_s", "first_member last_member plan absent in_flight waits next_free")
 """``waits`` is where the counters of its messages begin, while it runs."""
 
-PLAN = _row(
-    "block_bytes", "first_flow last_flow pattern first_round last_round first_crossing last_crossing free_waits"
-)
-"""What an exchange puts on the network: flows; messages of a pattern, between the pairs that the
-flows stand for; or rounds. ``free_waits`` begins the list of ended exchanges whose counters are
-free."""
+PLAN = _row("block_bytes", "first_flow last_flow pattern free_waits")
+"""What an exchange puts on the network: flows; or messages of a pattern, between the pairs that the
+flows stand for. ``free_waits`` begins the list of ended exchanges whose counters are free."""
 
 FLOW = _row("size_bytes latency_s max_rate", "first_hop last_hop")
 """Flow of a plan, or what messages of a pair have in common; many are made after it."""
@@ -50,10 +47,6 @@ FLOW = _row("size_bytes latency_s max_rate", "first_hop last_hop")
 PATTERN = _row("", "first_message messages first_successor")
 MESSAGE = np.dtype([(name, np.int32) for name in ("pair", "blocks", "missing", "first_successor")])
 """Message of a pattern; one more row says where the successors of the last one end."""
-
-ROUND = _row("latency_s moving_s size_bytes", "")
-CROSSING = _row("", "link times")
-"""Link that rounds cross, and how many messages of each."""
 
 ARRIVAL = _row("", "exchange message")
 
@@ -105,8 +98,6 @@ class State(NamedTuple):
     messages: Any
     message_successors: Any
     waits: Any
-    rounds: Any
-    crossings: Any
     arrived: Any
     flows: Any
     hops: Any
@@ -238,15 +229,10 @@ def _gather_traffic(plans: list[ExchangeTraffic]) -> tuple[dict[str, Any], Ints]
     found: dict[str, Any] = {"plans": made}
     found["flows"], found["hops"] = _gather_flows(plans, made)
     found["patterns"], found["messages"], found["message_successors"] = _gather_patterns(plans, made)
-    found["rounds"], found["crossings"] = _gather_rounds(plans, made)
-    room = np.zeros((4, len(plans)), dtype=np.int64)
-    for number, plan in enumerate(plans):
-        if not isinstance(plan, CollectiveRounds):
-            room[:, number] = _measure_room(plan)
-    return found, room
+    return found, np.array([*map(_measure_room, plans)], dtype=np.int64).reshape(-1, 4).T
 
 
-def _measure_room(plan: CollectiveFlows | CollectiveMessages) -> tuple[int, int, int, int]:
+def _measure_room(plan: ExchangeTraffic) -> tuple[int, int, int, int]:
     if isinstance(plan, CollectiveFlows):
         return plan.flow_count, len(plan.shape.hops), 0, 0
     table = plan.pattern.table
@@ -257,16 +243,13 @@ def _measure_room(plan: CollectiveFlows | CollectiveMessages) -> tuple[int, int,
 
 def _gather_flows(plans: list[ExchangeTraffic], made: Any) -> tuple[Any, Ints]:
     """Return the flows of all plans, or the pairs of their messages; and the links of all routes."""
-    counts = [0 if isinstance(plan, CollectiveRounds) else len(plan.shape.pairs) for plan in plans]
-    first_flows = count_up(np.array(counts, dtype=np.int64))
+    first_flows = count_up(np.array([len(plan.shape.pairs) for plan in plans], dtype=np.int64))
     made["first_flow"], made["last_flow"] = first_flows[:-1], first_flows[1:]
     flows = np.zeros(int(first_flows[-1]), dtype=FLOW)
     begins: dict[FlowShape, int] = {}
     hops: list[Ints] = [np.zeros(0, dtype=np.int64)]
     base = 0
     for plan, first, last in zip(plans, first_flows[:-1], first_flows[1:], strict=True):
-        if isinstance(plan, CollectiveRounds):
-            continue
         if plan.shape not in begins:
             begins[plan.shape] = base
             hops.append(plan.shape.hops)
@@ -301,26 +284,6 @@ def _gather_patterns(plans: list[ExchangeTraffic], made: Any) -> tuple[Any, Any,
         messages["first_successor"][first:last] = table.first_successors
     found = [table.successors for table in tables]
     return patterns, messages, np.concatenate([*found, np.zeros(0, dtype=np.int32)])
-
-
-def _gather_rounds(plans: list[ExchangeTraffic], made: Any) -> tuple[Any, Any]:
-    """Return the rounds of all plans that have some, and the links that they cross."""
-    chosen = [(place, plan) for place, plan in enumerate(plans) if isinstance(plan, CollectiveRounds)]
-    places = [place for place, _ in chosen]
-    parts: list[Any] = []
-    for name, row in (("round", ROUND), ("crossing", CROSSING)):
-        columns = [
-            (plan.latencies_s, plan.moving_s, plan.sizes_bytes) if name == "round" else (plan.links, plan.crossings)
-            for _, plan in chosen
-        ]
-        firsts = count_up(np.array([len(part[0]) for part in columns], dtype=np.int64))
-        made[f"first_{name}"][places], made[f"last_{name}"][places] = firsts[:-1], firsts[1:]
-        rows = np.zeros(int(firsts[-1]), dtype=row)
-        for part, first, last in zip(columns, firsts[:-1], firsts[1:], strict=True):
-            for field, column in zip(row.names or (), part, strict=True):
-                rows[field][first:last] = column
-        parts.append(rows)
-    return parts[0], parts[1]
 
 
 def _narrow(flows: Any, hops: Ints, widths: Floats) -> Any:
