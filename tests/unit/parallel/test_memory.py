@@ -18,7 +18,7 @@ from trioflow.hardware.machine import load_device
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.memory.peak import CONTEXT_BYTES, LIKELY, count_outside, count_plan_outside, load_survival
-from trioflow.parallel.memory.profile import HeldMemory, Lifetimes, Runs, StorageTable, profile_rank
+from trioflow.parallel.memory.profile import HeldMemory, Lifetimes, StorageTable, profile_rank, read_runs
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.parallel.programs.offload import size_update
 from trioflow.parallel.task_graph import read_tasks
@@ -63,7 +63,7 @@ def small_tasks(micro_batches=1, names=None):
 
 
 def test_results_live_from_the_task_that_makes_them_to_the_last_that_uses_them():
-    peak = profile_rank(Runs.of(read_tasks(small_tasks())), small_table(), [1.0], KEPT, {})
+    peak = profile_rank(read_runs(read_tasks(small_tasks())), small_table(), [1.0], KEPT, {})
     # Weight and input always; at the second task the result and the slope, then slope and gradient.
     assert peak.place == 2
     assert peak.categories == {"parameter": 10, "gradient": 10, "temporary": 6, "input": 4}
@@ -72,7 +72,7 @@ def test_results_live_from_the_task_that_makes_them_to_the_last_that_uses_them()
 
 def test_what_grows_with_the_batch_grows_and_nothing_else():
     one, four = (
-        profile_rank(Runs.of(read_tasks(small_tasks())), small_table(), [factor], KEPT, {}) for factor in (1.0, 4.0)
+        profile_rank(read_runs(read_tasks(small_tasks())), small_table(), [factor], KEPT, {}) for factor in (1.0, 4.0)
     )
     assert one.categories["parameter"] == four.categories["parameter"]
     assert four.categories["input"] == 4 * one.categories["input"]
@@ -81,7 +81,7 @@ def test_what_grows_with_the_batch_grows_and_nothing_else():
 
 
 def test_gradients_of_further_micro_batches_are_added_to_the_first_one_s():
-    peak = profile_rank(Runs.of(read_tasks(small_tasks(2))), small_table(), [0.5, 0.5], KEPT, {})
+    peak = profile_rank(read_runs(read_tasks(small_tasks(2))), small_table(), [0.5, 0.5], KEPT, {})
     assert (peak.place, peak.categories["gradient"]) == (5, 20)
     assert peak.categories["temporary"] == 3  # one micro-batch's
 
@@ -96,17 +96,17 @@ def test_what_runs_again_is_not_kept_in_between():
     held = HeldMemory()
     # Something else is large when the recomputation begins.
     held.changes += [(1, "workspace", 100.0), (2, "workspace", -100.0)]
-    peak = profile_rank(Runs.of(read_tasks(tasks)), small_table(), [1.0], KEPT, {}, held)
+    peak = profile_rank(read_runs(read_tasks(tasks)), small_table(), [1.0], KEPT, {}, held)
     assert (peak.place, peak.categories["activation"]) == (1, 6)  # the second run's alone
 
 
 def test_the_framework_keeps_what_it_returns_and_drops_what_it_reduced():
     returned = Lifetimes(NONE, np.array([2]))
-    peak = profile_rank(Runs.of(read_tasks(small_tasks())), small_table(), [1.0], returned, {"bucket": 7.0})
+    peak = profile_rank(read_runs(read_tasks(small_tasks())), small_table(), [1.0], returned, {"bucket": 7.0})
     assert peak.categories["activation"] == 6 and peak.categories["bucket"] == 7
     held = HeldMemory(dropped=[(3, frozenset({4}))])
     held.changes.append((3, "gathered", 1000.0))
-    peak = profile_rank(Runs.of(read_tasks(small_tasks())), small_table(), [1.0], KEPT, {}, held)
+    peak = profile_rank(read_runs(read_tasks(small_tasks())), small_table(), [1.0], KEPT, {}, held)
     assert peak.place == 3 and "gradient" not in peak.categories
 
 

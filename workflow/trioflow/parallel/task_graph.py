@@ -288,6 +288,11 @@ TURNS = 1 << 32
 """How far apart the first ``match_id`` of exchanges with different keys are: those of one key differ in their turn alone."""
 
 
+_TYPE_CODES = {tables.INT: "q", tables.FLOAT: "d"}
+_NULLS = {"q": ABSENT, "d": np.nan, "i": ""}
+"""How a builder keeps numbers, and what stands for a missing one; of texts groups alone may be missing."""
+
+
 class _Run(NamedTuple):
     """Rows and dependencies that stand for tasks in a row."""
 
@@ -305,7 +310,10 @@ class TaskGraphBuilder:
 
     def __init__(self) -> None:
         self._count = 0
-        self._rows: dict[str, list[Any]] = {cell.name: [] for cell in tables.TASKS}
+        # Text as its place among the column's words, of which a missing one is the first.
+        self._rows = {cell.name: array(_TYPE_CODES.get(cell.type, "i")) for cell in tables.TASKS}
+        texts = (name for name, cells in self._rows.items() if cells.typecode == "i")
+        self._words: dict[str, dict[Any, int]] = {name: {None: ABSENT} for name in texts}
         self._edges = array("q")
         self._matches = 0
         self._runs: list[_Run] = []
@@ -332,8 +340,14 @@ class TaskGraphBuilder:
 
     def add_rows(self, count: int, waits: Sequence[int], **columns: Any) -> None:
         """Add tasks at once: of each column one value or a list, null by default; ``waits`` are pairs, one behind the other."""
-        for name, value in (dict.fromkeys(self._rows) | columns).items():
-            self._rows[name].extend(value if isinstance(value, list) else [value] * count)
+        for name, cells in self._rows.items():
+            value, words = columns.get(name), self._words.get(name)
+            if value is None and name != "group":
+                value = _NULLS[cells.typecode]
+            listed: list[Any] = value if isinstance(value, list) else [value]
+            if words:
+                listed = [words.setdefault(text, len(words) - 1) for text in listed]
+            cells.extend(listed if isinstance(value, list) else listed * count)
         self._count += count
         self._edges.extend(waits)
 
@@ -367,7 +381,8 @@ class TaskGraphBuilder:
         moved = np.empty_like(order)
         moved[order - first] = np.arange(first, first + len(order))
         for cells in self._rows.values():
-            cells[begin.rows :] = [cells[begin.rows + place] for place in (order - first).tolist()]
+            moving = [cells[begin.rows + place] for place in (order - first).tolist()]
+            cells[begin.rows :] = array(cells.typecode, moving)
         edges = np.frombuffer(self._edges, dtype=np.int64)[begin.edges :].reshape(-1, 2)
         inside = edges >= first
         edges[inside] = moved[edges[inside] - first]
@@ -386,7 +401,9 @@ class TaskGraphBuilder:
     @property
     def rows(self) -> Columns:
         """What has been written: tasks that repeat others have no row of their own."""
-        return Columns({cell.name: _make_column(cell.name, cell.type, self._rows[cell.name]) for cell in tables.TASKS})
+        columns: dict[str, Column] = {name: np.array(cells) for name, cells in self._rows.items()}
+        texts = {name: Texts(np.array(self._rows[name]), [*words][1:]) for name, words in self._words.items()}
+        return Columns(columns | texts)
 
     def build(self, metadata: GraphMetadata = UNKNOWN) -> TaskGraph:
         """Return the graph collected so far, its matches numbered in the order in which tasks name them first."""
@@ -403,16 +420,6 @@ class TaskGraphBuilder:
         parts = [edges[run.begin.edges // 2 : run.end.edges // 2] + run.shift for run in self._runs]
         waits = dict(zip(tables.DEPENDENCIES.names, np.concatenate(parts).T, strict=True))
         return TaskGraph(numbered, Columns(waits), metadata)
-
-
-def _make_column(name: str, kind: Any, cells: list[Any]) -> Column:
-    """Return a column of the type that the table asks for."""
-    if kind == tables.FLOAT:
-        return np.array(cells, dtype=np.float64)
-    if kind == tables.INT:
-        return np.array([ABSENT if cell is None else cell for cell in cells], dtype=np.int64)
-    # Texts that are left out are empty: but for groups they have no null.
-    return Texts.of(cells if name == "group" else [text or "" for text in cells])
 
 
 Ints = NDArray[np.int64]

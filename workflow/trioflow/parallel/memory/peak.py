@@ -13,7 +13,7 @@ they need. All four numbers come from runs that succeeded or ran out of memory (
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -31,10 +31,10 @@ from trioflow.parallel.memory.profile import (
     TEMPORARY,
     Lifetimes,
     RankMemory,
-    Runs,
     StorageTable,
     build_storage_table,
     profile_rank,
+    read_runs,
 )
 from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.programs.builder import ProgramBuilder, StageWork
@@ -197,7 +197,7 @@ def estimate_memory(
     of workspaces those of ``count_workspaces`` and what the trace shows as tensors.
     """
     tasks, row_of_task, written = program.collected.task_columns, program.graph.lay_out(), program.graph.rows
-    runs = Runs.of(written)
+    runs = read_runs(written)
     modules = trace.operator_columns["module"].tolist()
     lifetimes = _lifetimes_of(trace, program, cut)
     classes = program.grid.classify()
@@ -221,7 +221,7 @@ def estimate_memory(
         always["parameter"] = sum(size for size, at in copies if not at or not at.isdisjoint(stages))
         always["workspace"] = workspace + max(tables[place].bytes[tables[place].find(scores)], default=0.0)
         peak = profile_rank(
-            replace(runs.take(rows), micro_batch=tasks["micro_batch"][here]),
+            runs.take(rows).assign(micro_batch=tasks["micro_batch"][here]),
             tables[place],
             program.kind.factors_of(program, rank) or factors,
             lifetimes(tables[place]),

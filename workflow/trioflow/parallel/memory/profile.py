@@ -10,7 +10,7 @@ parameters, optimizer state, buffers, inputs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import methodcaller
 
@@ -296,7 +296,7 @@ class RankMemory:
 
 
 def profile_rank(
-    tasks: Runs,
+    tasks: Columns,
     table: StorageTable,
     factors: Sequence[float],
     lifetimes: Lifetimes,
@@ -304,37 +304,39 @@ def profile_rank(
     held: HeldMemory | None = None,
     first_task: int = 0,
 ) -> RankMemory:
-    """Return the peak of one rank's step, of all its ``tasks``; ``fixed`` is there all the time, by category [bytes].
+    """Return the peak of one rank's step, of all its ``tasks`` (`read_runs`); ``fixed`` is there all the time, by category [bytes].
 
     A result lives until the last task that uses it; operators that run again make it again, and backward uses the
     latest. A gradient stays until the end of the step, one of a further micro-batch until it has been added to the
     first. ``held`` names tasks by their ``task_id``, the rank's by numbers in a row from ``first_task`` on.
     """
-    held, count = held or HeldMemory(), len(tasks.op_id)
+    held, count = held or HeldMemory(), tasks.rows
     named = [(0, CATEGORIES.index(name), size) for name, size in fixed.items()]
     named += [(task - first_task, CATEGORIES.index(name), size) for task, name, size in held.changes]
     changes = [np.array(named, dtype=float).reshape(-1, 3)]  # place, category, more or less [bytes]
-    place = np.flatnonzero(tasks.op_id >= 0)
+    place = np.flatnonzero(tasks["op_id"] >= 0)
     if len(place):
         runs = tasks.take(place)
         found = _find_instances(runs, place, table)
         category = np.array([CATEGORIES.index(name) for name in table.categories[0]])[table.categories[1]]
         stays = ~table.made | (lifetimes.gradients_stay & table.is_gradient)
-        always = np.unique(found.storage[stays[found.storage]])
+        always = np.unique(found["storage"][stays[found["storage"]]])
         grows = table.growing[always]
         size = table.bytes[always] * (1 - grows + grows * sum(factors))
         size *= 1 + lifetimes.made_stays * table.is_gradient[always]
         changes.append(np.column_stack([np.zeros(len(always)), category[always], size]))
-        passing = _comes_and_goes(found, table, lifetimes)
+        # What is made in the step, and not in a buffer that is always there.
+        arrives = ~found["made"] & ~(lifetimes.buffered | (found["micro_batch"] < 0))
+        passing = table.made[found["storage"]] & (found["made"] | arrives)
         if not lifetimes.made_share:
-            passing &= ~stays[found.storage]
-        passing &= ~np.isin(found.storage, lifetimes.of_update)
-        found = found.choose(passing)
+            passing &= ~stays[found["storage"]]
+        passing &= ~np.isin(found["storage"], lifetimes.of_update)
+        found = found.take(passing)
         death = _choose_deaths(found, table, runs, place, lifetimes, count, held.dropped, first_task)
         made = np.where(table.is_gradient, lifetimes.made_share or 1.0, 1.0)
         size = _size_instances(found, table.bytes * made, table.growing, factors)
-        changes.append(np.column_stack([found.birth, category[found.storage], size]))
-        changes.append(np.column_stack([death + 1, category[found.storage], -size]))
+        changes.append(np.column_stack([found["birth"], category[found["storage"]], size]))
+        changes.append(np.column_stack([death + 1, category[found["storage"]], -size]))
     places, categories, sizes = np.concatenate(changes).T
     at, of = np.minimum(places, count).astype(np.int64), categories.astype(np.int64)
     total = np.cumsum(np.bincount(at, sizes, minlength=count + 1)[: max(count, 1)], dtype=np.float64)
@@ -345,118 +347,93 @@ def profile_rank(
     return RankMemory(sum(rounded.values()), peak, {name: size for name, size in ordered if size > 0}, total)
 
 
-@dataclass(frozen=True)
-class Runs:
-    """Which operators some tasks run, by columns of them."""
+def read_runs(tasks: Columns) -> Columns:
+    """Return which operators the tasks of a table run.
 
-    op_id: NDArray[np.int64]  # -1 for none: launches on the host, blocks of an operator but the last one
-    micro_batch: NDArray[np.int64]  # -1 for none
-    stage: NDArray[np.int64]
-    # Whether it runs forward, again too, or backward; whether it is the part of backward that makes weights' gradients
-    forward: NDArray[np.bool_]
-    backward: NDArray[np.bool_]
-    of_weights: NDArray[np.bool_]
-
-    @classmethod
-    def of(cls, tasks: Columns) -> Runs:
-        """Return what the tasks of a table run."""
-        name = tasks["name"]
-        block, again, of_weights = (
-            np.array([*map(matches, name.words)], dtype=bool)[name.codes]
-            for matches in (
-                methodcaller("startswith", BLOCK),
-                methodcaller("startswith", AGAIN),
-                methodcaller("endswith", f" ({BACKWARD_WEIGHT})"),
-            )
-        )
-        forward, backward = (tasks["phase"].isin([phase]) for phase in ("forward", "backward"))
-        return cls(
-            np.where(tasks["kind"].isin(["host"]) | block, -1, tasks["op_id"]),
-            tasks["micro_batch"],
-            np.maximum(tasks["stage"], 0),
-            forward | again,
-            backward & ~again,
-            of_weights,
-        )
-
-    def take(self, rows: NDArray[np.int64]) -> Runs:
-        """Return some of them."""
-        return Runs(*(getattr(self, f.name)[rows] for f in fields(self)))
-
-    def bound_backward(
-        self, place: NDArray[np.int64], stage: NDArray[np.int64], micro_batch: NDArray[np.int64], last: bool
-    ) -> NDArray[np.int64]:
-        """Return the ``place`` of the first, or last, backward run of some stages' micro-batches; -1 where there is none."""
-        stages = max(int(one.max(initial=0)) for one in (self.stage, stage)) + 1
-        count = max(int(one.max(initial=0)) for one in (self.micro_batch, micro_batch)) + 2
-        found = np.full((stages, count), -1, dtype=np.int64)
-        step = 1 if last else -1  # the last one written stands
-        columns = (self.stage, self.micro_batch, place)
-        runs, micro_batches, places = (one[self.backward][::step] for one in columns)
-        found[runs, micro_batches + 1] = places
-        return found[stage, micro_batch + 1]
+    ``op_id`` is -1 for none: launches on the host, blocks of an operator but the last one. ``forward``, ``backward``:
+    whether it runs forward, again too, or backward; ``of_weights``: whether it is the part of backward that makes
+    weights' gradients.
+    """
+    name = tasks["name"]
+    again = name.holds(methodcaller("startswith", AGAIN))
+    forward, backward = (tasks["phase"].isin([phase]) for phase in ("forward", "backward"))
+    idle = tasks["kind"].isin(["host"]) | name.holds(methodcaller("startswith", BLOCK))
+    return Columns(
+        {
+            "op_id": np.where(idle, -1, tasks["op_id"]),
+            "micro_batch": tasks["micro_batch"],
+            "stage": np.maximum(tasks["stage"], 0),
+            "forward": forward | again,
+            "backward": backward & ~again,
+            "of_weights": name.holds(methodcaller("endswith", f" ({BACKWARD_WEIGHT})")),
+        }
+    )
 
 
-@dataclass(frozen=True)
-class _Instances:
-    """Allocations over time: storage, micro-batch, places of birth and death, stage, how made."""
-
-    storage: NDArray[np.int64]
-    micro_batch: NDArray[np.int64]
-    birth: NDArray[np.int64]
-    death: NDArray[np.int64]
-    stage: NDArray[np.int64]
-    made: NDArray[np.bool_]
-
-    def choose(self, which: NDArray[np.bool_]) -> _Instances:
-        """Return some of them."""
-        return _Instances(*(getattr(self, f.name)[which] for f in fields(self)))
+def _bound_backward(
+    runs: Columns, place: NDArray[np.int64], stage: NDArray[np.int64], micro_batch: NDArray[np.int64], last: bool
+) -> NDArray[np.int64]:
+    """Return the ``place`` of the first, or last, backward run of some stages' micro-batches; -1 where there is none."""
+    stages, count = (
+        max(int(one.max(initial=0)) for one in both) + 2
+        for both in ((runs["stage"], stage), (runs["micro_batch"], micro_batch))
+    )
+    found = np.full((stages, count), -1, dtype=np.int64)
+    back = np.flatnonzero(runs["backward"])[:: 1 if last else -1]  # the last one written stands
+    found[runs["stage"][back], runs["micro_batch"][back] + 1] = place[back]
+    return np.asarray(found[stage, micro_batch + 1])
 
 
-def _comes_and_goes(found: _Instances, table: StorageTable, lifetimes: Lifetimes) -> NDArray[np.bool_]:
-    """Find the allocations that are made in the step, and not in a buffer that is always there."""
-    arrives = ~found.made & ~(lifetimes.buffered | (found.micro_batch < 0))
-    return table.made[found.storage] & (found.made | arrives)
+def _find_instances(runs: Columns, place: NDArray[np.int64], table: StorageTable) -> Columns:
+    """Return allocations over time: storage, micro-batch, places of birth and death, stage, how made.
 
-
-def _find_instances(runs: Runs, place: NDArray[np.int64], table: StorageTable) -> _Instances:
-    """Join each use of a storage to the run that made it last; ``place``: of each run among the rank's tasks."""
-    row, storage, makes = table.used_by(runs.op_id)
-    micro_batch = np.where(table.made[storage], runs.micro_batch[row], -1)
+    Each use of a storage is joined to the run that made it last; ``place``: of each run among the rank's tasks.
+    """
+    row, storage, makes = table.used_by(runs["op_id"])
+    micro_batch = np.where(table.made[storage], runs["micro_batch"][row], -1)
     order = np.argsort(storage * (int(micro_batch.max(initial=0)) + 2) + micro_batch, kind="stable")
     row, storage, makes, micro_batch = row[order], storage[order], makes[order], micro_batch[order]
     same = np.zeros(len(storage), dtype=bool)
     same[1:] = (storage[1:] == storage[:-1]) & (micro_batch[1:] == micro_batch[:-1])
     # An operator of both I and W runs twice: the second time for what the first left out.
-    twice = same & runs.backward[row]
-    twice[1:] &= runs.op_id[row[1:]] == runs.op_id[row[:-1]]
+    twice = same & runs["backward"][row]
+    twice[1:] &= runs["op_id"][row[1:]] == runs["op_id"][row[:-1]]
     first = np.flatnonzero(~same | (makes & ~twice))
     last = np.append(first[1:], len(storage)) - 1
     birth, death = place[row[first]], place[row[last]]
     is_gradient = table.is_gradient[storage[first]]
-    if runs.of_weights.any():
+    if runs["of_weights"].any():
         # W makes gradients; what either part of backward reads stays until W has ended.
         again = np.minimum(first + 1, last)
         birth = np.where(is_gradient & twice[again], place[row[again]], birth)
-        read = np.maximum.reduceat(runs.backward[row].astype(np.int8), first) > 0
-        ends = runs.bound_backward(place, runs.stage[row[first]], micro_batch[first], last=True)
-        death = np.where(read & runs.forward[row[first]], np.maximum(death, ends), death)
-    return _Instances(storage[first], micro_batch[first], birth, death, runs.stage[row[first]], makes[first])
+        read = np.maximum.reduceat(runs["backward"][row].astype(np.int8), first) > 0
+        ends = _bound_backward(runs, place, runs["stage"][row[first]], micro_batch[first], last=True)
+        death = np.where(read & runs["forward"][row[first]], np.maximum(death, ends), death)
+    return Columns(
+        {
+            "storage": storage[first],
+            "micro_batch": micro_batch[first],
+            "birth": birth,
+            "death": death,
+            "stage": runs["stage"][row[first]],
+            "made": makes[first],
+        }
+    )
 
 
 def _size_instances(
-    instances: _Instances, whole: NDArray[np.float64], growing: NDArray[np.float64], factors: Sequence[float]
+    instances: Columns, whole: NDArray[np.float64], growing: NDArray[np.float64], factors: Sequence[float]
 ) -> NDArray[np.float64]:
     """Return the size of each allocation; ``whole``: of each storage for the traced batch [bytes]."""
-    sizes = np.append(np.asarray(factors, dtype=float), 1.0)[instances.micro_batch]
-    grows = growing[instances.storage]
-    return np.asarray(whole[instances.storage] * (1 - grows + grows * sizes))
+    sizes = np.append(np.asarray(factors, dtype=float), 1.0)[instances["micro_batch"]]
+    grows = growing[instances["storage"]]
+    return np.asarray(whole[instances["storage"]] * (1 - grows + grows * sizes))
 
 
 def _choose_deaths(
-    instances: _Instances,
+    instances: Columns,
     table: StorageTable,
-    runs: Runs,
+    runs: Columns,
     place: NDArray[np.int64],
     lifetimes: Lifetimes,
     end: int,
@@ -464,21 +441,23 @@ def _choose_deaths(
     first_task: int,
 ) -> NDArray[np.int64]:
     """Return where each allocation is dropped, the framework's own rules included."""
-    death = instances.death.copy()
-    stage, micro_batch = instances.stage, instances.micro_batch
+    death: NDArray[np.int64] = instances["death"].copy()
+    stage, micro_batch = instances["stage"], instances["micro_batch"]
     for until, last in ((lifetimes.until_backward, False), (lifetimes.through_backward, True)):
-        bound = np.maximum(runs.bound_backward(place, stage, micro_batch, last=last), death)
-        death = np.where(np.isin(instances.storage, until), bound, death)
-    gradient = np.flatnonzero(table.is_gradient[instances.storage])
+        bound = np.maximum(_bound_backward(runs, place, stage, micro_batch, last=last), death)
+        death = np.where(np.isin(instances["storage"], until), bound, death)
+    gradient = np.flatnonzero(table.is_gradient[instances["storage"]])
     if lifetimes.gradients_stay:
-        ends = runs.bound_backward(place, stage[gradient], micro_batch[gradient], last=True)
+        ends = _bound_backward(runs, place, stage[gradient], micro_batch[gradient], last=True)
         death[gradient] = np.where(ends < 0, death[gradient], ends)
         return death
-    _, firsts = np.unique(instances.storage[gradient], return_index=True)
+    _, firsts = np.unique(instances["storage"][gradient], return_index=True)
     kept = gradient[firsts] if lifetimes.adds_up else gradient
     death[kept] = end
     for task_id, storages in dropped:
         dropped_at = task_id - first_task
-        gone = kept[np.isin(table.storage_id[instances.storage[kept]], list(storages))]
-        death[gone] = np.where(instances.birth[gone] < dropped_at, np.minimum(death[gone], dropped_at - 1), death[gone])
+        gone = kept[np.isin(table.storage_id[instances["storage"][kept]], list(storages))]
+        death[gone] = np.where(
+            instances["birth"][gone] < dropped_at, np.minimum(death[gone], dropped_at - 1), death[gone]
+        )
     return death

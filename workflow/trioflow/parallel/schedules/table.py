@@ -64,47 +64,32 @@ def pair_actions(schedule: Schedule) -> Schedule:
 
 def lower_schedule(schedule: Schedule) -> Schedule:
     """Return what PyTorch's pipeline runtime executes for compute actions; PlanError when these wait in a circle."""
-    return add_communication(_add_reduce_grad(_add_unshard_reshard(schedule)))
+    unsharded = replace(schedule, rows=tuple(_shard_row(row, _MAX_ACTIVE_STAGES) for row in schedule.rows))
+    return add_communication(_add_reduce_grad(unsharded))
 
 
 def _parts(action: Action | None) -> tuple[Action, ...]:
     return () if action is None else action.parts or (action,)
 
 
-def _add_unshard_reshard(schedule: Schedule, active: int = _MAX_ACTIVE_STAGES) -> Schedule:
-    """Insert UNSHARD and RESHARD so that the next ``active`` stages to compute are unsharded in time; idle cells go."""
-    return replace(schedule, rows=tuple(_shard_row(row, active) for row in schedule.rows))
-
-
 def _shard_row(row: Row, active: int) -> Row:
-    here: set[int] = set()  # a set, because PyTorch evicts in a set's order
+    """Insert UNSHARD and RESHARD so that the next ``active`` stages to compute are unsharded in time; idle cells go."""
+    ahead: list[list[list[int]]] = [[]]  # from each cell on, the stages that each cell is the first to compute
+    for action in reversed(row):
+        here = [*dict.fromkeys(part.stage for part in _parts(action))]
+        ahead.append([here, *filter(None, ([s for s in cell if s not in here] for cell in ahead[-1]))])
+    whole: set[int] = set()  # a set, because PyTorch evicts in a set's order
     result: list[Action | None] = []
-    stages = [tuple(part.stage for part in _parts(action)) for action in row]
-    left = Counter(stage for cell in stages for stage in cell)
-    other = [len(row)] * len(row)  # where the next cell with other stages is
-    for place in range(len(row) - 2, -1, -1):
-        same = stages[place] == stages[place + 1]
-        other[place] = other[place + 1] if same else place + 1
-    for place, action in enumerate(row):
-        if action is None:
-            continue
-        coming: list[int] = []
-        later = place
-        while later < len(row) and len(coming) < min(active, len(left)):
-            coming += [stage for stage in stages[later] if stage not in coming]
-            later = other[later]
-        for stage in [s for s in here if s not in coming]:
-            here.remove(stage)
-            result.append(Action(stage, RESHARD))
-        for stage in [s for s in coming if s not in here]:
-            here.add(stage)
-            result.append(Action(stage, UNSHARD))
-        result.append(action)
-        for stage in stages[place]:
-            left[stage] -= 1
-            if not left[stage]:
-                del left[stage]
-    return (*result, *(Action(stage, RESHARD) for stage in here))
+    for action, cells in zip(row, reversed(ahead), strict=False):
+        if action is not None:
+            coming: list[int] = []
+            for cell in cells:
+                coming += cell if len(coming) < active else ()
+            gone, new = ([s for s in some if s not in others] for some, others in ((whole, coming), (coming, whole)))
+            whole.difference_update(gone)
+            whole.update(new)
+            result += [*(Action(stage, RESHARD) for stage in gone), *(Action(stage, UNSHARD) for stage in new), action]
+    return (*result, *(Action(stage, RESHARD) for stage in whole))
 
 
 def _add_reduce_grad(schedule: Schedule) -> Schedule:
