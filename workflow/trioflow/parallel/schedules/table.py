@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 from trioflow.base.derived import Derives
@@ -76,15 +77,16 @@ def _shard_row(row: Row, active: int) -> Row:
     """Insert UNSHARD and RESHARD so that the next ``active`` stages to compute are unsharded in time; idle cells go."""
     ahead: list[list[list[int]]] = [[]]  # from each cell on, the stages that each cell is the first to compute
     for action in reversed(row):
-        here = [*dict.fromkeys(part.stage for part in _parts(action))]
+        here = [part.stage for part in _parts(action)]
         ahead.append([here, *filter(None, ([s for s in cell if s not in here] for cell in ahead[-1]))])
     whole: set[int] = set()  # a set, because PyTorch evicts in a set's order
     result: list[Action | None] = []
     for action, cells in zip(row, reversed(ahead), strict=False):
         if action is not None:
             coming: list[int] = []
+            most = min(active, len({*chain(*cells)}))
             for cell in cells:
-                coming += cell if len(coming) < active else ()
+                coming += cell if len(coming) < most else ()
             gone, new = ([s for s in some if s not in others] for some, others in ((whole, coming), (coming, whole)))
             whole.difference_update(gone)
             whole.update(new)
