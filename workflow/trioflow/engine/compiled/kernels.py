@@ -12,8 +12,7 @@ where tasks run does not depend on these ties: a stream's order is fixed by the 
 Flows share links in a max-min fair way (``network.networks``); rates change only when a flow begins to move bytes or
 ends, and only of flows that share links with it, directly or through others.
 
-A heap here is a binary heap whose items can be moved, with a queue beside it: items pushed in ascending order, as all
-are under equal traffic, go through the queue.
+A heap here is a binary heap whose items can be moved.
 """
 
 import numpy as np
@@ -21,7 +20,6 @@ import numpy as np
 from trioflow.engine.compiled.state import (
     ARRIVED,
     CHANGED,
-    COUNT,
     ENDS_HEAD,
     ENDS_TAIL,
     EPOCH,
@@ -30,15 +28,12 @@ from trioflow.engine.compiled.state import (
     FRESH_NODES,
     FRESH_SLOTS,
     FRESH_WAITS,
-    HEAD,
-    IN_QUEUE,
     NOWHERE,
     PIECES,
     RESHARED,
     SEQUENCE,
     STARTS_HEAD,
     STARTS_TAIL,
-    TAIL,
     Heap,
     State,
 )
@@ -70,10 +65,10 @@ def _settle(heap: Heap, place: int, time_s: float, tie: int, item: int) -> None:
         place = parent
     while True:
         child = 2 * place + 1
-        if child >= heap.size[COUNT]:
+        if child >= heap.size[0]:
             break
         below = heap.entries[child]
-        if child + 1 < heap.size[COUNT] and _precedes(heap, child + 1, below.time_s, below.tie):
+        if child + 1 < heap.size[0] and _precedes(heap, child + 1, below.time_s, below.tie):
             child += 1
             below = heap.entries[child]
         if not _precedes(heap, child, time_s, tie):
@@ -83,76 +78,35 @@ def _settle(heap: Heap, place: int, time_s: float, tie: int, item: int) -> None:
     _put(heap, place, time_s, tie, item)
 
 
-def _append(heap: Heap, time_s: float, tie: int, item: int) -> bool:
-    """Put an item at the end of the queue, if there is room and it belongs there."""
-    head, tail, mask = heap.size[HEAD], heap.size[TAIL], len(heap.queue) - 1
-    if head < tail:
-        last = heap.queue[(tail - 1) & mask]
-        after = last.time_s < time_s or (last.time_s == time_s and last.tie < tie)
-        if not after or tail - head > mask:
-            return False
-    entry = heap.queue[tail & mask]
-    entry.time_s = time_s
-    entry.tie = tie
-    entry.item = item
-    heap.place[item] = IN_QUEUE - (tail & mask)
-    heap.size[TAIL] = tail + 1
-    return True
-
-
-def _take_from_queue(heap: Heap, place: int) -> None:
-    """Empty a place of the queue, whose front is never empty."""
-    mask = len(heap.queue) - 1
-    heap.queue[place].item = NOWHERE
-    while heap.size[HEAD] < heap.size[TAIL] and heap.queue[heap.size[HEAD] & mask].item == NOWHERE:
-        heap.size[HEAD] += 1
-
-
 def push(heap: Heap, time_s: float, tie: int, item: int) -> None:
     """Add an item."""
-    if not _append(heap, time_s, tie, item):
-        heap.size[COUNT] += 1
-        _settle(heap, heap.size[COUNT] - 1, time_s, tie, item)
+    heap.size[0] += 1
+    _settle(heap, heap.size[0] - 1, time_s, tie, item)
 
 
 def move(heap: Heap, time_s: float, tie: int, item: int) -> None:
     """Give an item another time, or add it."""
     place = heap.place[item]
-    if place >= 0:
+    if place == NOWHERE:
+        push(heap, time_s, tie, item)
+    else:
         _settle(heap, place, time_s, tie, item)
-        return
-    if place <= IN_QUEUE:
-        _take_from_queue(heap, IN_QUEUE - place)
-    push(heap, time_s, tie, item)
 
 
 def pop(heap: Heap) -> int:
     """Remove the first item and return it."""
-    if heap.size[HEAD] < heap.size[TAIL]:
-        place = heap.size[HEAD] & (len(heap.queue) - 1)
-        front = heap.queue[place]
-        if heap.size[COUNT] == 0 or not _precedes(heap, 0, front.time_s, front.tie):
-            item = front.item
-            heap.place[item] = NOWHERE
-            _take_from_queue(heap, place)
-            return int(item)
     item = heap.entries[0].item
     heap.place[item] = NOWHERE
-    heap.size[COUNT] -= 1
-    if heap.size[COUNT]:
-        last = heap.entries[heap.size[COUNT]]
+    heap.size[0] -= 1
+    if heap.size[0]:
+        last = heap.entries[heap.size[0]]
         _settle(heap, 0, last.time_s, last.tie, last.item)
     return int(item)
 
 
 def find_first_s(heap: Heap) -> float:
     """Return the time of the first item, or ``NEVER_S`` where there is none [s]."""
-    first_s = NEVER_S
-    if heap.size[COUNT]:
-        first_s = heap.entries[0].time_s
-    if heap.size[HEAD] < heap.size[TAIL]:
-        first_s = min(first_s, heap.queue[heap.size[HEAD] & (len(heap.queue) - 1)].time_s)
-    return float(first_s)
+    return float(heap.entries[0].time_s) if heap.size[0] else NEVER_S
 
 
 def start_flow(state: State, exchange: int, flow: int, message: int, size_bytes: float, now_s: float) -> None:

@@ -63,20 +63,10 @@ PIECE = _row("begin_s end_s rate", "flow_id flow")
 """Part of a flow's way at one rate; ``flow`` is the row of the plan's flow, which has the route."""
 
 
-COUNT, HEAD, TAIL = range(3)
-IN_QUEUE = -2
-"""Place 0 of a heap's queue, place 1 being -3 and so on; places from 0 on are in its entries."""
-
-
 class Heap(NamedTuple):
-    """Items by (time, tie); ``place`` says where each item is.
-
-    ``entries`` is a binary heap of COUNT items; ``queue``, of a power of two of places, holds others in order, from
-    HEAD to TAIL around its end.
-    """
+    """Items by (time, tie): a binary heap of ``size[0]`` entries; ``place`` says where each item is."""
 
     entries: Any
-    queue: Any
     place: Any
     size: Any
 
@@ -187,9 +177,7 @@ def _fill(row: np.dtype[Any], count: int, **columns: Any) -> Any:
 
 
 def _make_heap(items: int) -> Any:
-    entries, place = np.empty(items, dtype=ENTRY), np.empty(items, dtype=np.int64)
-    queue = np.empty(1 << max(items - 1, 0).bit_length(), dtype=ENTRY)
-    return Heap(entries, queue, place, np.zeros(3, dtype=np.int64))
+    return Heap(np.empty(items, dtype=ENTRY), np.empty(items, dtype=np.int64), np.zeros(1, dtype=np.int64))
 
 
 def _lay_out_tasks(program: Program) -> Any:
