@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from fnmatch import filter as filter_names
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,15 @@ from trioflow.base.provenance import read_own_records
 from trioflow.base.settings import CONFIGURED, FAMILIES, LANGUAGE
 from trioflow.trace.language.decoder import build_language_model
 from trioflow.trace.language.sizes import split_adapters
-from trioflow.trace.workloads.configured import build_configured, import_transformers, instantiate, quiet
+from trioflow.trace.workloads.configured import (
+    ROTARY,
+    build_configured,
+    cut_units,
+    import_transformers,
+    instantiate,
+    quiet,
+    split_by_name,
+)
 from trioflow.trace.workloads.precision import MainWeights, Precision, check_optimizer, choose_precision
 from trioflow.trace.workloads.recipe import (
     FUNCTIONS,
@@ -55,23 +63,17 @@ from trioflow.trace.workloads.recipe import (
 )
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """A family of models: its classes in transformers, how Megatron splits it, and the chain of its modules.
+class Architecture(NamedTuple):
+    """A family of models: its classes in transformers, its settings of depth and of the longest sequence, its lists of blocks.
 
-    An encoder-decoder is no chain: each decoder block reads the encoder's output.
+    Where there are several lists, the model is no chain: each decoder block reads the encoder's output.
     """
 
     config: str
     model: str
     depth: tuple[str, ...]
-    tensor_split: Mapping[str, str]
-    longest: str = ""
-    # Paths of the embedding's modules, of the blocks, and of the head's modules; of rotary positions.
-    embedding: tuple[str, ...] = ()
-    blocks: str = ""
-    head: tuple[str, ...] = ()
-    rotary: str = ""
+    longest: str
+    stacks: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -83,72 +85,22 @@ class PublishedModel:
     tied: bool = True
 
 
-_GPT2 = {
-    "transformer.h.*.attn.c_attn": "column",
-    "transformer.h.*.attn.c_proj": "row",
-    "transformer.h.*.mlp.c_fc": "column",
-    "transformer.h.*.mlp.c_proj": "row",
-}
-_BERT = {
-    **{f"bert.encoder.layer.*.attention.self.{part}": "column" for part in ("query", "key", "value")},
-    "bert.encoder.layer.*.attention.output.dense": "row",
-    "bert.encoder.layer.*.intermediate.dense": "column",
-    "bert.encoder.layer.*.output.dense": "row",
-}
-_LLAMA = {
-    **{f"model.layers.*.self_attn.{part}_proj": "column" for part in "qkv"},
-    "model.layers.*.self_attn.o_proj": "row",
-    "model.layers.*.mlp.gate_proj": "column",
-    "model.layers.*.mlp.up_proj": "column",
-    "model.layers.*.mlp.down_proj": "row",
-}
-_T5 = {
-    f"{place}.{part}": kind
-    for place, parts in {
-        "encoder.block.*.layer.0.SelfAttention": "qkvo",
-        "decoder.block.*.layer.0.SelfAttention": "qkvo",
-        "decoder.block.*.layer.1.EncDecAttention": "qkvo",
-        "encoder.block.*.layer.1.DenseReluDense": ("wi", "wi_0", "wi_1", "wo"),
-        "decoder.block.*.layer.2.DenseReluDense": ("wi", "wi_0", "wi_1", "wo"),
-    }.items()
-    for part in parts
-    for kind in ("row" if part.endswith("o") else "column",)
-}
-
 _ARCHITECTURES = {
-    "gpt2": Architecture(
-        "GPT2Config",
-        "GPT2LMHeadModel",
-        ("n_layer",),
-        _GPT2,
-        "n_positions",
-        ("transformer.wte", "transformer.wpe", "transformer.drop"),
-        "transformer.h",
-        ("transformer.ln_f", "lm_head"),
-    ),
+    "gpt2": Architecture("GPT2Config", "GPT2LMHeadModel", ("n_layer",), "n_positions", ("transformer.h",)),
     "bert": Architecture(
-        "BertConfig",
-        "BertForMaskedLM",
-        ("num_hidden_layers",),
-        _BERT,
-        "max_position_embeddings",
-        ("bert.embeddings",),
-        "bert.encoder.layer",
-        ("cls",),
+        "BertConfig", "BertForMaskedLM", ("num_hidden_layers",), "max_position_embeddings", ("bert.encoder.layer",)
     ),
     "llama": Architecture(
-        "LlamaConfig",
-        "LlamaForCausalLM",
-        ("num_hidden_layers",),
-        _LLAMA,
-        "max_position_embeddings",
-        ("model.embed_tokens", "model.rotary_emb"),
-        "model.layers",
-        ("model.norm", "lm_head"),
-        "model.rotary_emb",
+        "LlamaConfig", "LlamaForCausalLM", ("num_hidden_layers",), "max_position_embeddings", ("model.layers",)
     ),
     # Positions are relative, so there is no longest sequence.
-    "t5": Architecture("T5Config", "T5ForConditionalGeneration", ("num_layers", "num_decoder_layers"), _T5),
+    "t5": Architecture(
+        "T5Config",
+        "T5ForConditionalGeneration",
+        ("num_layers", "num_decoder_layers"),
+        "",
+        ("encoder.block", "decoder.block"),
+    ),
 }
 
 MODELS = {name: PublishedModel(**fields) for name, fields in read_own_records("trace/workloads/build").items()}
@@ -180,7 +132,8 @@ def build_transformers(row: Mapping[str, Any]) -> WorkloadRecipe:
         # A T5 configuration ties the embeddings whatever it says; FLAN-T5's are not tied.
         config.tie_word_embeddings = published.tied
         model = instantiate(library, kind.model, config)
-    if not kind.blocks:
+    chain = len(kind.stacks) == 1
+    if not chain:
         # Untying the head also unties the two halves' tables, which published models share.
         model.set_input_embeddings(model.get_input_embeddings())
     if not published.tied:
@@ -192,15 +145,13 @@ def build_transformers(row: Mapping[str, Any]) -> WorkloadRecipe:
             f"workload {name}: {chosen} reads at most {getattr(config, kind.longest)} tokens, not {sequence}",
             fix="use a shorter sequence",
         )
-    # Gated and plain feed-forwards differ.
-    names = [name for name, _ in model.named_modules()]
-    split = {p: k for p, k in kind.tensor_split.items() if filter_names(names, p)}
-    if not kind.blocks:
+    split = split_by_name(model, kind.stacks)
+    if not chain:
         make_batch = partial(_make_translations, sequence, int(config.vocab_size))
         return WorkloadRecipe(model, make_batch, mean_cross_entropy, tensor_split=split)
     make_batch = partial(make_tokens, sequence, int(config.vocab_size))
-    units, make_unit = _cut_chain(model, kind)
-    return WorkloadRecipe(model, make_batch, mean_cross_entropy, units, split, make_unit)
+    units = cut_units(model, kind.stacks)
+    return WorkloadRecipe(model, make_batch, mean_cross_entropy, units, split, partial(_make_unit, model, units))
 
 
 def _make_translations(sequence: int, vocabulary: int, batch: int, seed: int, device: str = "cpu") -> tuple[Any, Any]:
@@ -242,20 +193,14 @@ class LayerBlock(nn.Module):
         return out[0] if isinstance(out, tuple) else out
 
 
-def _cut_chain(model: nn.Module, kind: Architecture) -> tuple[dict[str, list[str]], Callable[[str], nn.Module]]:
-    """Return the units of a model that is a chain, by the paths of their modules, and what makes one of them."""
-    names = [f"{kind.blocks}.{name}" for name, _ in model.get_submodule(kind.blocks).named_children()]
-    units = {"embedding": [*kind.embedding], **{name: [name] for name in names}, "head": [*kind.head]}
-
-    def make_unit(unit: str) -> nn.Module:
-        modules = [model.get_submodule(path) for path in units[unit]]
-        if unit == "embedding":
-            return _PositionedEmbedding(*modules) if len(modules) > 2 else modules[0]
-        if unit == "head":
-            return nn.Sequential(*modules)
-        return LayerBlock(modules[0], model.get_submodule(kind.rotary) if kind.rotary else None)
-
-    return units, make_unit
+def _make_unit(model: nn.Module, units: Mapping[str, list[str]], unit: str) -> nn.Module:
+    """Return the module of one unit of a model that is a chain."""
+    modules = [model.get_submodule(path) for path in units[unit]]
+    if unit == "embedding":
+        return _PositionedEmbedding(*modules) if len(modules) > 2 else modules[0]
+    if unit == "head":
+        return nn.Sequential(*modules)
+    return LayerBlock(modules[0], next((m for path, m in model.named_modules() if path.endswith(ROTARY)), None))
 
 
 _TARGETS = (

@@ -13,7 +13,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import groupby
@@ -45,6 +45,8 @@ _IMAGE, _TOKENS, _SOUND = 224, 512, 160_000
 _OFF = ("use_cache", "apply_spec_augment", "layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 """Traits of configurations that are for generation, or let random values decide what runs."""
 _WINDOWED = "sliding_attention"
+ROTARY = "rotary_emb"
+"""Module of rotary positions: it runs before the blocks, wherever a model holds it."""
 _CAPTURE = "capture the model: trioflow capture module:function --device meta"
 
 
@@ -115,7 +117,7 @@ def _describe(row: Mapping[str, Any], model: nn.Module, inputs: Mapping[str, Any
         model.train(),
         partial(_make_batch, model, inputs),
         _own_loss,
-        _cut_units(model, stacks),
+        cut_units(model, stacks),
         split_by_name(model, stacks),
         notes=tuple(notes),
         repeats=repeats,
@@ -354,7 +356,7 @@ def _fold(model: nn.Module, stacks: Stacks) -> dict[str, int]:
     return repeats
 
 
-def _cut_units(model: nn.Module, stacks: Stacks) -> dict[str, list[str]]:
+def cut_units(model: nn.Module, stacks: Collection[str]) -> dict[str, list[str]]:
     """Return the units of a network that is one chain of blocks between an embedding and a head; none of another one."""
     if len(stacks) != 1:
         return {}
@@ -370,7 +372,7 @@ def _cut_units(model: nn.Module, stacks: Stacks) -> dict[str, list[str]]:
             elif path.startswith(f"{here}."):
                 visit(child, f"{here}.")
             else:
-                ends["head" if blocks else "embedding"].append(here)
+                ends["head" if blocks and name != ROTARY else "embedding"].append(here)
 
     visit(model, "")
     units = {"embedding": ends["embedding"], **{block: [block] for block in blocks}, "head": ends["head"]}
