@@ -20,7 +20,7 @@ HOMES = {
     "find_largest": "prediction.fitting",
     "load_named_platform": "costmodel.choices",
     "load_trace": "trace.store",
-    "plan": "sweeps.best_plans",
+    "plan": "sweeps.search",
     "make_plan": "parallel.plan",
     "models": "prediction.known",
     "named_plan": "parallel.plan",

@@ -14,8 +14,8 @@ if TYPE_CHECKING:  # mypy then reads the modules first
     from trioflow.prediction.known import platforms as platforms
     from trioflow.prediction.question import Options as Options
     from trioflow.report.charts import plot as plot
-    from trioflow.sweeps.best_plans import plan as plan
     from trioflow.sweeps.search import SearchResult as SearchResult
+    from trioflow.sweeps.search import plan as plan
     from trioflow.sweeps.search import search as search
     from trioflow.trace.store import Trace as Trace
     from trioflow.trace.store import load_trace as load_trace

@@ -8,11 +8,10 @@ import pytest
 import trioflow
 from trioflow.base.errors import TrioflowError
 from trioflow.cli.main import main
-from trioflow.cli.plan import format_plans
-from trioflow.cli.search import format_ranking
+from trioflow.cli.search import format_plans, format_ranking
 from trioflow.costmodel.choices import load_named_platform, read_gpus
 from trioflow.parallel.plan import cut_batch, make_plan
-from trioflow.sweeps.best_plans import BestPlans, choose_batch, choose_shown
+from trioflow.sweeps.search import BestPlans, choose_batch, choose_shown
 from trioflow.trace.language.read import find_configuration
 
 SMALL = {"sequence": 512, "batch": 8, "jobs": 1, "top": 1}

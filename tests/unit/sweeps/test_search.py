@@ -24,9 +24,10 @@ from trioflow.hardware.platform import SHIPPED
 from trioflow.parallel.memory.peak import DOUBTED, LIKELY, count_outside, load_survival
 from trioflow.parallel.plan import make_plan, vary_plan
 from trioflow.prediction.assembly import predict
+from trioflow.prediction.question import Options
 from trioflow.sweeps import search
 from trioflow.sweeps.scenarios import PredictionCache
-from trioflow.sweeps.search import Candidate, Found, Variants, _simulate_best, join_found, search_plans
+from trioflow.sweeps.search import Candidate, Variants, _simulate_best, search_plans
 from trioflow.sweeps.search_space import (
     FATES,
     QUANTILE,
@@ -175,12 +176,12 @@ def test_plans_that_do_not_fit_are_dropped_with_the_reason(cache: PredictionCach
     room = (needs[0] + needs[1]) / 2 / load_survival().find_limit(LIKELY, 1.0) + outside
     found = search_plans(cache, TRACE, str(small_machine(tmp_path, room)), 4, 64, plans=plans)
     assert [row["peak_memory_bytes"] for row in found.ranking] == peaks[:1]
-    assert len(found.dropped) == 2
-    for entry in found.dropped:
+    assert len(found.fates.dropped) == 2
+    for entry in found.fates.dropped:
         assert entry["fit_probability"] < LIKELY and entry["needed_bytes"] > outside
         assert "% likely to fit" in entry["reason"] and entry["plan_text"]
     nothing = search_plans(cache, TRACE, str(small_machine(tmp_path, 2e8)), 4, 64, plans=plans)
-    assert nothing.ranking == [] and len(nothing.dropped) == 3
+    assert nothing.ranking == [] and len(nothing.fates.dropped) == 3
 
 
 def test_a_plan_that_may_not_fit_stands_behind_the_others(cache: PredictionCache, tmp_path: Path) -> None:
@@ -278,7 +279,7 @@ def test_a_plan_that_does_not_fit_is_dropped_with_all_its_bucket_sizes(cache: Pr
     whole = search_plans(cache, TRACE, "dgx-a100", 2, 16, plans=plans)
     machine = str(small_machine(tmp_path, whole.ranking[0]["peak_memory_bytes"] - 1))
     found = search_plans(cache, TRACE, machine, 2, 16, plans=plans)
-    assert found.ranking == [] and len(found.dropped) == len(plans)
+    assert found.ranking == [] and len(found.fates.dropped) == len(plans)
 
 
 def test_cost_and_energy_are_those_of_all_ranks() -> None:
@@ -348,7 +349,7 @@ def test_draws_decide_the_order_where_they_are_asked_for(cache: PredictionCache)
     plans = [make_plan(data=4), make_plan(pipeline=4, micro_batches=4, schedule="1f1b")]
     asked = {"plans": plans, "top": 2}
     steady = search_plans(cache, TRACE, "dgx-h100", 4, 64, **asked)
-    found = search_plans(cache, TRACE, "dgx-h100", 4, 64, draws=40, seed=2, **asked)
+    found = search_plans(cache, TRACE, "dgx-h100", 4, 64, options=Options(draws=40, seed=2), **asked)
     assert all("first_faster_drawn" not in row for row in steady.ranking)
     assert found.estimate_error == steady.estimate_error
     told = [
@@ -408,16 +409,6 @@ def test_reasons_left_out_are_counted(reasons: int, rest: str, capsys: pytest.Ca
     left = {"out_of_memory": [], "refused": refused, "families": [], "not_searched": []}
     _print_left_out(left)
     assert rest in capsys.readouterr().out
-
-
-def test_the_nearest_plan_without_room_names_its_recipe():
-    found = [Found(), Found()]
-    for each in found:
-        entry = {"reason": "needs more", "needed_bytes": 2, "fit_probability": 0.0, "plan_text": "x"}
-        each.dropped.append(entry)
-        each.fates.note(vars(make_plan(data=2)), "out_of_memory", **entry)
-    families = join_found(found, ["bf16", "fp8"]).fates.list_families()
-    assert [row["nearest"]["precision"] for row in families if row.get("nearest")] == ["bf16"]
 
 
 def test_equal_plans_are_even_and_chances_add_up() -> None:

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 from few_facts import few_facts
@@ -6,6 +7,7 @@ from trioflow.base.errors import InputError, group_warnings
 from trioflow.base.experiments import Plan
 from trioflow.cli.main import main
 from trioflow.cli.search import format_ranking
+from trioflow.network.across_nodes import open_platform
 from trioflow.prediction.assembly import predict
 from trioflow.sweeps.description import PLAN_COLUMNS, fill_values, load_sweep, read_assumptions
 from trioflow.sweeps.scenarios import PredictionCache
@@ -60,6 +62,12 @@ def test_recipes_are_ranked_together_and_named(folder, capsys):
     assert both["plans"] == sum(one["plans"] for one in alone)
     assert both["ranking"][0]["first_faster_probability"] == 0.5
     assert both["first_beats_second"] == both["ranking"][1]["first_faster_probability"]
+    one = search(str(folder), 2, "dgx-h100", precision=recipes[0], **asked)
+    assert one.predict().step_time_s == one.best["step_time_s"]
+    machine = open_platform("dgx-h100", 2)
+    tight = replace(machine, device=machine.device.keep_free(1 - 1e-5))
+    dropped = search(str(folder), 2, tight, precision=", ".join(recipes), **asked)["out_of_memory"]
+    assert {entry["precision"] for entry in dropped} == set(recipes)
     head, _, *rows = format_ranking(both).splitlines()
     assert head.split()[:4] == ["plan", "precision,", "fusion", "step"]
     assert any("fsdp2-mixed, compile" in row for row in rows)

@@ -27,7 +27,7 @@ EXAMPLE = """example, with a trace that ships with trioflow:
 COMMANDS = {
     "plan": (
         "the best plans of a model on some GPUs: step, MFU, memory, days and cost on one screen",
-        "trioflow.cli.plan.add_plan",
+        "trioflow.cli.search.add_plan",
     ),
     "simulate": ("predict the training step of a plan on a platform", "trioflow.cli.answer.add_simulate"),
     "memory": (

@@ -1,29 +1,31 @@
-"""The search for a plan: estimate thousands, simulate the best in full, rank them; `search` is the door.
+"""The search for a plan: estimate thousands, simulate the best in full, rank them; `search` and `plan` are the doors.
 
 A `SearchResult` says which plans were simulated, in order, which variants were tried together, and what became of the
-others.
+others. `plan` asks the whole question at once: the best plans of a model on some GPUs, what they take and cost.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import pandas as pd
 
 from trioflow import tables
-from trioflow.base.ahead import Ahead
+from trioflow.base.ahead import Ahead, count_jobs
 from trioflow.base.arguments import check_argument, check_names, show_fields
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.units import format_apart
-from trioflow.costmodel.choices import find_own_model
+from trioflow.costmodel.choices import find_own_model, read_gpus
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.costmodel.uncertainty import CONFIDENCES
+from trioflow.formats.launch import FRAMEWORKS, express
 from trioflow.hardware.machine import Platform
-from trioflow.network.across_nodes import INTER_NODE
+from trioflow.network.across_nodes import INTER_NODE, open_platform
 from trioflow.parallel.memory.peak import (
     DOUBTED,
     LIKELY,
@@ -34,10 +36,19 @@ from trioflow.parallel.memory.peak import (
 )
 from trioflow.parallel.plan import check_shapes, micro_batch_sizes
 from trioflow.parallel.splits.routing import BALANCED, read_routing
-from trioflow.prediction.answer import Draws
-from trioflow.prediction.assembly import choose_collectives, prepare_step
+from trioflow.prediction.answer import Draws, Prediction
+from trioflow.prediction.assembly import choose_collectives, predict, prepare_step
 from trioflow.prediction.breakdown import describe_rates, describe_run
-from trioflow.prediction.question import SORTS, STEP_WORDS, Options, Traces, count_samples, resolve
+from trioflow.prediction.question import (
+    DEFAULTS,
+    SORTS,
+    STEP_WORDS,
+    Options,
+    Traces,
+    count_samples,
+    find_model,
+    resolve,
+)
 from trioflow.sweeps.description import PLAN_COLUMNS
 from trioflow.sweeps.scenarios import PredictionCache
 from trioflow.sweeps.search_space import (
@@ -54,7 +65,7 @@ from trioflow.sweeps.search_space import (
 )
 from trioflow.sweeps.step_estimate import estimate_step
 from trioflow.sweeps.unit_costs import UnitCosts
-from trioflow.trace.store import pipeline_units
+from trioflow.trace.language.sizes import BLOCKS, Configuration
 
 if TYPE_CHECKING:
     from trioflow.prediction.keywords import StepKeywords
@@ -97,20 +108,21 @@ def group_variants(candidates: Sequence[Candidate]) -> list[Variants]:
     return [Variants(group[0], tuple(group[1:])) for group in groups.values()]
 
 
-@dataclass(frozen=True, repr=False)
-class SearchResult(Mapping[str, Any]):
-    """What a search found: a mapping with the keys of ``trioflow search --json``, of which ``ranking`` is the list of plans."""
+class SearchResult(dict[str, Any]):
+    """What a search found: a dictionary with the keys of ``trioflow search --json``, of which ``ranking`` is the list of plans.
 
-    answer: dict[str, Any]
+    ``traces``, ``platform``, ``options``: what the plans are of, for ``predict``.
+    """
 
-    def __getitem__(self, key: str) -> Any:
-        return self.answer[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.answer)
-
-    def __len__(self) -> int:
-        return len(self.answer)
+    def __init__(
+        self,
+        answer: Mapping[str, Any],
+        traces: Traces = (),
+        platform: Platform | str | Path = "",
+        options: Options = DEFAULTS,
+    ) -> None:
+        super().__init__(answer)
+        self.traces, self.platform, self.options = traces, platform, options
 
     @property
     def best(self) -> dict[str, Any]:
@@ -127,9 +139,16 @@ class SearchResult(Mapping[str, Any]):
             for place, row in enumerate(self["ranking"], 1)
         ]
 
+    def predict(self, place: int = 0) -> Prediction:
+        """Return the prediction of the plan at a place of the ranking, from 0, without draws."""
+        row = self["ranking"][place]
+        recipe = {name: row[name] for name in ("precision", "fusion") if self.options.precision}
+        options = replace(self.options, **recipe, draws=0)
+        return predict(self.traces, self.plans[place], self.platform, batch=self["batch"], options=options)
+
     def to_dict(self) -> dict[str, Any]:
         """Return what ``trioflow search --json`` prints."""
-        return self.answer
+        return dict(self)
 
     def to_frame(self) -> pd.DataFrame:
         """Return the plans, the best first, a row each, as ``trioflow search --output csv`` prints them."""
@@ -169,64 +188,40 @@ class RankedPlan:
 
 @dataclass
 class Found:
-    """What a search found.
+    """What searches found, on each number of ranks and under each precision recipe.
 
-    ``ranking``: of ``simulated``, the fastest first, behind them those whose memory is less
+    ``ranking``: of ``simulated``, the fastest first on each number of ranks, behind them those whose memory is less
     than ``memory.peak.DOUBTED`` to suffice (``crowded``), each with its best bucket size; ``other_buckets`` lists the others
-    (``bucket_bytes`` [bytes], ``outlined_s`` [s]), ``alike_buckets`` counts those within a hundredth. ``dropped``:
-    plans that more likely run out of memory than not, with the reason. ``fates``: what became of all plans, by family. ``left_out``:
-    kinds of plans not looked at. ``estimated``: plans whose step was estimated. ``estimate_error``: least and greatest
-    estimated over simulated step, less 1. ``confidence``, ``model_text``: of the operators' times.
+    (``bucket_bytes`` [bytes], ``outlined_s`` [s]), ``alike_buckets`` counts those within a hundredth. ``fates``: what
+    became of all plans, by family. ``left_out``: kinds of plans not looked at. ``estimated``: plans whose step was
+    estimated. ``confidence``, ``model_texts``: of the operators' times.
     """
 
     simulated: list[RankedPlan] = field(default_factory=list)
     ranking: list[dict[str, Any]] = field(default_factory=list)
-    dropped: list[dict[str, Any]] = field(default_factory=list)
     fates: Fates = field(default_factory=Fates)
     left_out: list[str] = field(default_factory=list)
     estimated: int = 0
-    estimate_error: tuple[float, float] = (0.0, 0.0)
     confidence: str = CONFIDENCES[0]
-    model_text: str = ""
+    model_texts: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
+    @property
+    def estimate_error(self) -> tuple[float, float]:
+        """Least and greatest estimated over simulated step, less 1."""
+        ratios = [one.candidate.time_s / one.steady_s - 1 for one in self.simulated]
+        return min(ratios, default=0.0), max(ratios, default=0.0)
+
     def rank(self) -> None:
-        """Put the simulated plans in order, each with the probability that the first one beats it."""
-        self.simulated.sort(key=lambda one: (one.row["crowded"], one.prediction.time_s))
-        self.ranking = []
+        """Put the simulated plans in order, each with the probability that the first one on its ranks beats it."""
+        self.simulated.sort(key=lambda one: (one.row["ranks"], one.row["crowded"], one.prediction.time_s))
+        self.ranking, firsts = [], dict[int, RankedPlan]()
         for one in self.simulated:
-            first = self.simulated[0]
-            beaten = probability_faster(first.prediction, one.prediction)
-            row = {**one.row, "first_faster_probability": beaten}
+            first = firsts.setdefault(one.row["ranks"], one)
+            row = {**one.row, "first_faster_probability": probability_faster(first.prediction, one.prediction)}
             if one.draws is not None and first.draws is not None:
                 row["first_faster_drawn"] = first.draws.beats(one.draws)
             self.ranking.append(row)
-        ratios = [one.candidate.time_s / one.steady_s - 1 for one in self.simulated]
-        if ratios:
-            self.estimate_error = (min(ratios), max(ratios))
-        self.warnings = list(dict.fromkeys(self.warnings))
-
-
-def join_found(found: Sequence[Found], recipes: Sequence[str | None]) -> Found:
-    """Return what was found under each of some precision recipes as one, ranked together."""
-    if len(found) == 1:
-        return found[0]
-    joined = Found(
-        simulated=[one for each in found for one in each.simulated],
-        dropped=[entry for each in found for entry in each.dropped],
-        left_out=found[0].left_out,
-        estimated=sum(each.estimated for each in found),
-        confidence=max((each.confidence for each in found), key=CONFIDENCES.index),
-        model_text="; ".join(dict.fromkeys(each.model_text for each in found)),
-        warnings=[warning for each in found for warning in each.warnings],
-    )
-    for each, recipe in zip(found, recipes, strict=True):
-        joined.fates.noted += each.fates.noted
-        lacking = [more for _, fate, more in each.fates.noted if fate == "out_of_memory"]
-        for entry in (*each.dropped, *lacking):
-            entry["precision"] = recipe
-    joined.rank()
-    return joined
 
 
 FURTHER = 3
@@ -294,100 +289,81 @@ def search(
     top, jobs = check_argument("top", top, "int"), check_argument("jobs", jobs, "int")
     batch = batch if batch is None else check_argument("batch", batch, "int")
     check_names(step, (*STEP_WORDS, *INTER_NODE), "option")
-    inter_node = {name: step.get(name) for name in INTER_NODE}
-    language = {name: value for name, value in step.items() if name not in INTER_NODE}
     check_names([sort], SORTS, "order of plans")
     if jobs < 1:
         raise InputError(f"--jobs {jobs} is not positive")
     for flag, value in (("price-per-gpu-hour", price_per_gpu_hour), ("power-w", power_w)):
         if value is not None and check_argument(flag, value, "float") <= 0:
             raise InputError(f"--{flag} {value} is not positive")
-    recipes = _list_recipes(step.get("precision"))
+    options = Options(cost_model=cost_model, override=override, draws=draws, seed=seed, routing=routing, **step)
+    recipes = list(dict.fromkeys(map(str.strip, (step.get("precision") or "").split(","))))
     name = platform.name if isinstance(platform, Platform) else str(platform)
     cache = PredictionCache(
-        {str(recipe): traces for recipe in recipes},
+        dict.fromkeys(recipes, traces),
         {name: platform},
-        steps={str(recipe): _name_step(recipe, language) for recipe in recipes},
+        steps={recipe: _name_step(recipe, options.language_step) for recipe in recipes},
         routing=read_routing(routing, seed),
-        inter_node=inter_node,
+        inter_node=options.inter_node,
     )
-    facts = cache.load_traces(str(recipes[0]))[0].facts
+    facts = cache.load_traces(recipes[0])[0].facts
     batch = facts.batch * max(counts) if batch is None else batch
-    all_found = [
-        join_found(
-            [
-                search_plans(
-                    cache,
-                    str(recipe),
-                    name,
-                    count,
-                    batch,
-                    top=top,
-                    cost_model=cost_model or "",
-                    override=override or "",
-                    watch=watch,
-                    draws=draws,
-                    seed=seed,
-                    jobs=jobs,
-                    space=choose_space(cache.load_traces(str(recipe))[0].facts, recipe in data_parallel),
-                )
-                for recipe in recipes
-            ],
-            recipes,
+    found = Found()
+    for count, recipe in product(counts, recipes):
+        space = choose_space(cache.load_traces(recipe)[0].facts, recipe in data_parallel)
+        search_plans(
+            cache,
+            recipe,
+            name,
+            count,
+            batch,
+            top=top,
+            space=space,
+            options=options,
+            watch=watch,
+            jobs=jobs,
+            found=found,
         )
-        for count in counts
-    ]
-    rows = [row for found in all_found for row in found.ranking]
+        for entry in found.fates.dropped if len(recipes) > 1 else ():
+            entry.setdefault("precision", recipe)
     ranking = sorted(
-        rows, key=lambda row: (row["crowded"], float(row["expected_s"]) * (row["ranks"] if sort == SORTS[1] else 1))
+        found.ranking,
+        key=lambda row: (row["crowded"], float(row["expected_s"]) * (row["ranks"] if sort == SORTS[1] else 1)),
     )
     columns = add_costs(ranking, price_per_gpu_hour, power_w)
     for row in ranking:
         if run := describe_run(row, tokens, price_per_gpu_hour, power_w, budget=budget):
             row["run"] = run
     mark_front(ranking, columns)
-    asked = {"workload": facts.workload, "platform": name, "ranks": counts, "batch": batch}
-    asked |= {"precisions": recipes} if len(recipes) > 1 else {}
-    return SearchResult(asked | _summarize(all_found, ranking, columns))
-
-
-def _list_recipes(words: str | None) -> list[str | None]:
-    """Return the precision recipes asked for, each once; None stands for the default."""
-    return [None] if words is None else list(dict.fromkeys(map(str.strip, words.split(","))))
-
-
-def _name_step(recipe: str | None, step: dict[str, Any]) -> dict[str, Any]:
-    """Return what is asked of a language model's step under ``RECIPE`` or ``RECIPE+FUSION``."""
-    name, _, fusion = (recipe or "").partition("+")
-    return {**step, "precision": name or None, **({"fusion": fusion} if fusion else {})}
-
-
-def _summarize(all_found: Sequence[Found], ranking: list[dict[str, Any]], columns: Sequence[str]) -> dict[str, Any]:
-    """Return what was found on each number of ranks as one answer."""
-    fates = Fates([one for found in all_found for one in found.fates.noted])
-    first = all_found[0].ranking
-    beats = float(first[1]["first_faster_probability"]) if len(first) > 1 else None
-    drawn = first[1].get("first_faster_drawn") if len(first) > 1 else None
-    return {
-        "cost_model": all_found[0].model_text,
-        "confidence": max((found.confidence for found in all_found), key=CONFIDENCES.index),
-        "plans": sum(found.estimated for found in all_found),
+    second = ranking[1] if len(counts) == 1 and len(ranking) > 1 else {}
+    answer = {
+        "workload": facts.workload,
+        "platform": name,
+        "ranks": counts,
+        "batch": batch,
+        **({"precisions": recipes} if len(recipes) > 1 else {}),
+        "cost_model": "; ".join(dict.fromkeys(found.model_texts)),
+        "confidence": found.confidence,
+        "plans": found.estimated,
         "simulated": len(ranking),
-        "outline_error": [
-            min(found.estimate_error[0] for found in all_found),
-            max(found.estimate_error[1] for found in all_found),
-        ],
+        "outline_error": [*found.estimate_error],
         "ranking": ranking,
         "compared_by": columns,
-        "first_beats_second": beats if len(all_found) == 1 else None,
-        **({} if drawn is None else {"first_beats_second_drawn": drawn}),
+        "first_beats_second": second.get("first_faster_probability"),
+        **({"first_beats_second_drawn": second["first_faster_drawn"]} if "first_faster_drawn" in second else {}),
         "assumption": ASSUMPTION,
-        "out_of_memory": [entry for found in all_found for entry in found.dropped],
-        "refused": fates.list_reasons(),
-        "families": fates.list_families(),
-        "not_searched": all_found[0].left_out,
-        "warnings": list(dict.fromkeys(w for found in all_found for w in found.warnings)),
+        "out_of_memory": found.fates.dropped,
+        "refused": found.fates.list_reasons(),
+        "families": found.fates.list_families(),
+        "not_searched": found.left_out,
+        "warnings": list(dict.fromkeys(found.warnings)),
     }
+    return SearchResult(answer, traces, platform, options)
+
+
+def _name_step(recipe: str, step: dict[str, Any]) -> dict[str, Any]:
+    """Return what is asked of a language model's step under ``RECIPE`` or ``RECIPE+FUSION``; the default recipe without."""
+    name, _, fusion = recipe.partition("+")
+    return {**step, "precision": name or None, **({"fusion": fusion} if fusion else {})}
 
 
 def search_plans(
@@ -400,16 +376,15 @@ def search_plans(
     top: int = 10,
     space: Space | None = None,
     plans: Sequence[Plan] | None = None,
-    cost_model: str = "",
-    override: str = "",
+    options: Options = DEFAULTS,
     watch: Watch | None = None,
-    draws: int = 0,
-    seed: int = 0,
     jobs: int = 1,
+    found: Found | None = None,
 ) -> Found:
-    """Return the best plans for a model on a number of ranks; trace and platform by their names in the cache.
+    """Return the best plans for a model on a number of ranks, beside what was ``found`` before.
 
-    ``top`` are simulated at least; the others' arguments are as for ``search``. Raises InputError when no plan fits,
+    Trace and platform go by their names in the cache, of the options cost model, override and draws count; the others'
+    arguments are as for ``search``; ``top`` are simulated at least. Raises InputError when no plan fits,
     numbers are not positive, or nothing can be read.
 
     The cost of all is estimated; what needs more memory than there is, counting what is certainly held, is dropped. The others are
@@ -419,51 +394,46 @@ def search_plans(
     """
     if ranks < 1 or batch < 1 or top < 1:
         raise InputError(f"{ranks} ranks, a batch of {batch}, {top} plans: all must be positive")
-    watch = watch or (lambda done, all_plans, doing: None)
-    machine = cache.load_platform(platform, ranks)
-    models, drawn = (cost_model, override), Options(draws=draws, seed=seed)
-    one = _Search(cache, machine, models, trace, batch, top, watch, drawn)
+    found = Found() if found is None else found
+    one = _Search(cache, cache.load_platform(platform, ranks), trace, batch, FURTHER * top, watch, options, found)
     if plans is None:
-        first = cache.load_traces(trace)[0]
-        one.found.left_out = (space or Space()).list_left_out()
-        plans = list(enumerate_plans(first, ranks, batch, space or Space(), one.found.fates))
+        space = space or Space()
+        found.left_out = space.list_left_out()
+        plans = list(enumerate_plans(cache.load_traces(trace)[0], ranks, batch, space, found.fates))
     groups = group_variants(one.estimate(plans))
     for variants in groups[:top]:  # traced once, not by each copy of this process
         one.time_exactly(variants.best.plan)
     with Ahead(one.try_best, groups, jobs) as ahead:
-        one.found.simulated = _simulate_best(
-            groups, top, lambda variants: one.simulate(variants, ahead.take(one.tried))
-        )
+        found.simulated += _simulate_best(groups, top, lambda variants: one.keep(variants, ahead.take(one.tried)))
     for left in (same for rest in groups[one.tried :] for same in (rest.best, *rest.others)):
-        one.found.fates.note(vars(left.plan), "slower", outlined_s=left.time_s)
-    one.found.rank()
-    return one.found
+        found.fates.note(vars(left.plan), "slower", outlined_s=left.time_s)
+    found.rank()
+    return found
 
 
 class _Search:
-    """One search on one number of ranks: what it compares plans by, and what it has found so far."""
+    """One search on one number of ranks: what it compares plans by, and where it puts what it finds."""
 
     def __init__(
         self,
         cache: PredictionCache,
         machine: Platform,
-        models: tuple[str, str],
         trace: str,
         batch: int,
-        top: int,
-        watch: Watch,
-        drawn: Options,
+        most_tried: int,
+        watch: Watch | None,
+        options: Options,
+        found: Found,
     ) -> None:
-        self.cache, self.machine = cache, machine
-        self.models = (models[0] or find_own_model(machine) or "", models[1])
-        self.trace = trace
+        self.cache, self.machine, self.trace, self.batch = cache, machine, trace, batch
+        self.most_tried, self.tried, self.found = most_tried, 0, found
+        self.watch: Watch = watch or (lambda done, all_plans, doing: None)
+        self.models = (str(options.cost_model or find_own_model(machine) or ""), str(options.override or ""))
+        self.options = Options(draws=options.draws, seed=options.seed)
         self.times = times = cache.time_operators(trace, machine.device.described, *self.models)
-        self.batch, self.watch = batch, watch
-        self.most_tried, self.tried = FURTHER * top, 0
-        self.options = drawn
-        self.units = len(pipeline_units(times.traces[0]))
-        self.found = Found(model_text=times.model_text, confidence=times.confidence)
-        self.found.warnings += times.warnings
+        found.model_texts.append(times.model_text)
+        found.confidence = max(found.confidence, times.confidence, key=CONFIDENCES.index)
+        found.warnings += times.warnings
 
     def time_exactly(self, plan: Plan) -> DeviceTimes:
         """Return the times of a trace that ``predict`` starts from; ``times``, which plans are estimated by, are of one batch."""
@@ -493,7 +463,7 @@ class _Search:
                 candidates.append(Candidate(step.time_s, plan, step.least_bytes))
         return sorted(candidates, key=lambda c: c.time_s)
 
-    def simulate(self, variants: Variants, trial: _Trial) -> RankedPlan | None:
+    def keep(self, variants: Variants, trial: _Trial) -> RankedPlan | None:
         """Keep what simulating the best of some variants told; None where it does not fit the memory."""
         self.watch(self.tried, self.most_tried, "tried in full, at most")
         self.tried += 1
@@ -505,7 +475,7 @@ class _Search:
                 self._drop(same.plan, trial.wanted_bytes, trial.fit_probability or 0.0)
             else:
                 found.fates.note(vars(same.plan), "simulated")
-        found.confidence = max([found.confidence, trial.confidence], key=CONFIDENCES.index)
+        found.confidence = max(found.confidence, trial.confidence, key=CONFIDENCES.index)
         found.warnings += trial.warnings
         return trial.simulated
 
@@ -555,7 +525,6 @@ class _Search:
         reason = f"needs {how}{' of '.join(sizes)}, {describe_probability(likely)}"
         entry: dict[str, Any] = {"reason": reason, "needed_bytes": needed_bytes, "fit_probability": likely}
         entry["plan_text"] = describe_way(plan, self.batch, self.times.traces[0])
-        self.found.dropped.append(entry)
         self.found.fates.note(vars(plan), "out_of_memory", **entry)
 
 
@@ -575,3 +544,171 @@ def _simulate_best(groups: Sequence[Variants], top: int, run: Any) -> list[Ranke
         if one is not None:
             done.append(one)
     return done
+
+
+RUN_TOKENS = 1e12
+"""Of the run that is reported where nobody says how long it is."""
+MOST_SHOWN = 3
+_TYPICAL_TOKENS = ((0.0, 2**19), (1e9, 2**20), (6e9, 2**22))
+"""Parameters of a model from which on a step has so many tokens: GPT-3's of up to 2.7 B parameters (arXiv 2005.14165, table
+2.1: 0.5 and 1 million), and Llama 2's of 7 B and more (arXiv 2307.09288: 4 million)."""
+_KINDS = ("ranks", "data", "tensor", "context", "pipeline", "expert", "sharding", "precision", "fusion")
+"""Columns in which plans that are shown beside one another differ."""
+
+
+@dataclass(frozen=True)
+class BestPlans:
+    """The best plans of a model on some GPUs.
+
+    ``found``: the answer of ``search``. ``shown``: the best rows of its ranking that differ in degrees or sharding.
+    ``prediction``: that of the best plan. ``run``: tokens, price [per GPU-hour] and memory margin, as passed.
+    ``assumed``: the values of arguments that were not passed. ``launch``: per framework, the best ``plan`` that it can
+    express with its configuration (``file``, ``text``), or ``why`` there is none.
+    """
+
+    found: SearchResult
+    shown: list[dict[str, Any]]
+    prediction: Prediction
+    run: dict[str, Any]
+    assumed: dict[str, Any]
+    launch: dict[str, dict[str, str]]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the whole ranking, a row a plan."""
+        return self.found.to_frame()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as ``trioflow plan --json`` prints it: that of ``search`` with the first plan's prediction."""
+        best = self.prediction.to_dict()
+        return {
+            **self.found,
+            **self.run,
+            "shown": self.shown,
+            "best": best,
+            "parts_s": self.prediction.parts_s,
+            "assumed": self.assumed,
+            "launch": self.launch,
+        }
+
+
+@show_fields(Options, only=(*STEP_WORDS, *INTER_NODE))
+def plan(
+    model: str,
+    gpus: str,
+    *,
+    tokens: float | None = None,
+    budget: float | None = None,
+    price: float | None = None,
+    power_w: float | None = None,
+    batch: int | None = None,
+    memory_margin: float = 0.0,
+    routing: str = BALANCED,
+    frameworks: Sequence[str] = (),
+    top: int = 3,
+    watch: Watch | None = None,
+    jobs: int | None = None,
+    **step: "Unpack[StepKeywords]",
+) -> BestPlans:
+    """Return the best plans of a model on some GPUs: what ``trioflow plan`` answers.
+
+    ``model``: a language model by name or configuration, or a trace. ``gpus``: number and name, such as ``256xH100``;
+    the name is a GPU, a platform or a platform's file. ``tokens``: length of the training run, 10^12 by default, or
+    what ``budget`` pays for. ``price``: per GPU-hour. ``power_w``: power per GPU [W], by default the data sheet's limit. ``batch``: global batch
+    [samples], by default what models of this size are usually trained with. ``memory_margin``: share of each GPU's
+    memory to leave free. ``frameworks``: those of ``FRAMEWORKS`` to write launch configurations for; without a
+    ``precision`` each uses its own recipe. ``top``: how many plans to simulate in full at least. ``watch``, ``jobs``,
+    ``routing``: as for ``search``. ``step``: ``STEP_WORDS`` and ``INTER_NODE``. Raises InputError when nothing fits, or
+    as ``search``.
+    """
+    if not 0 <= memory_margin < 1:
+        raise InputError(f"--memory-margin {memory_margin:g} must be at least 0 and below 1")
+    check_names(frameworks, FRAMEWORKS, "framework")
+    ranks, name = read_gpus(gpus)
+    inter_node: dict[str, Any] = {key: step.get(key) for key in INTER_NODE}
+    machine = open_platform(name, ranks, **inter_node)
+    machine = replace(machine, device=machine.device.keep_free(memory_margin))
+    named = find_model(model)
+    configuration = named if isinstance(named, Configuration) else None
+    assumed: dict[str, Any] = {} if name == machine.name else {"platform": machine.name}
+    if configuration is not None:
+        sequence = step.get("sequence") or configuration.step.get("sequence")
+        if sequence is None:
+            sequence = assumed["sequence"] = configuration.usual_sequence
+        batch = configuration.global_batch if batch is None else batch
+        if batch is None:
+            batch = assumed["batch"] = choose_batch(configuration, sequence, ranks)
+    sheet = machine.device.sheet
+    if power_w is None and sheet is not None and math.isfinite(sheet.power_limit_w):
+        power_w = assumed["power_w"] = sheet.power_limit_w
+    if tokens is None and budget is None and configuration is not None:
+        tokens = assumed["tokens"] = RUN_TOKENS
+    if frameworks and configuration is None:
+        raise InputError(f"{model}: launch configurations exist only for language models by name or configuration")
+    if frameworks and step.get("precision") is None:
+        step["precision"] = ",".join(dict.fromkeys(FRAMEWORKS[name].recipe for name in frameworks))
+    found = search(
+        [model],
+        ranks,
+        machine,
+        data_parallel=[FRAMEWORKS[name].recipe for name in frameworks if FRAMEWORKS[name].data_parallel],
+        batch=batch,
+        top=top,
+        price_per_gpu_hour=price,
+        power_w=power_w,
+        tokens=tokens,
+        budget=budget,
+        routing=routing,
+        watch=watch,
+        jobs=count_jobs() if jobs is None else jobs,
+        **step,
+    )
+    if not found["ranking"]:
+        nearest = min(found["out_of_memory"], key=lambda row: row["needed_bytes"], default=None)
+        why = f"; the nearest, {nearest['plan_text']}, {nearest['reason']}" if nearest else ""
+        raise InputError(f"no plan fits {gpus}{why}", fix="use more GPUs, a smaller batch or sequence")
+    launch = {name: _write_launch(name, configuration, found) for name in frameworks if configuration}
+    run = {
+        "gpus": gpus,
+        "tokens": tokens,
+        "budget": budget,
+        "price_per_gpu_hour": price,
+        "memory_margin": memory_margin,
+    }
+    return BestPlans(found, choose_shown(found["ranking"]), found.predict(), run, assumed, launch)
+
+
+def _write_launch(framework: str, configuration: Configuration, found: SearchResult) -> dict[str, str]:
+    """Return a framework's file for the best plan that it can express, or why there is none."""
+    reasons = []
+    for place, (row, each) in enumerate(zip(found["ranking"], found.plans, strict=True)):
+        words = {name: row[name] for name in ("sequence", "precision", "fusion")}
+        asked = replace(configuration, step=words, global_batch=found["batch"], stages=())
+        text, why = express(framework, asked, each, configuration.model.name)
+        if text and each.pipeline > 1:
+            stages = found.predict(place).task_graph.metadata.stages
+            blocks = tuple(sum(unit.startswith(BLOCKS) for unit in stage) for stage in stages)
+            text, why = express(framework, replace(asked, stages=blocks), each, configuration.model.name)
+        if text:
+            return {"file": FRAMEWORKS[framework].file, "plan": row["notation"], "text": text}
+        reasons.append(why)
+    return {"why": f"{FRAMEWORKS[framework].title} cannot express the best plan: {reasons[0]:.100}"}
+
+
+def choose_batch(configuration: Configuration, sequence: int, ranks: int) -> int:
+    """Return the samples of a step that a model is usually trained with, such that the GPUs can share them.
+
+    A multiple of the GPUs where there are fewer of them, else of their odd factor.
+    """
+    parameters = configuration.model.parameters
+    tokens = [tokens for least, tokens in _TYPICAL_TOKENS if parameters >= least][-1]
+    samples = max(tokens // sequence, 1)
+    unit = ranks if ranks <= samples else ranks // (ranks & -ranks)
+    return -(-samples // unit) * unit
+
+
+def choose_shown(ranking: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the best plans that differ in more than stages, micro-batches and recomputation, the first of each kind."""
+    kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in ranking:
+        kinds.setdefault(tuple(row.get(name) for name in _KINDS), row)
+    return list(kinds.values())[:MOST_SHOWN]

@@ -107,6 +107,11 @@ class Fates:
         """Note one plan, by its columns."""
         self.noted.append((name_families(values), fate, more))
 
+    @property
+    def dropped(self) -> list[dict[str, Any]]:
+        """Plans that more likely run out of memory than not, with the reason."""
+        return [more for _, fate, more in self.noted if fate == "out_of_memory"]
+
     def refuse(self, values: Mapping[str, Any], error: PlanError) -> None:
         """Note one plan that cannot be carried out, under the error's reason without the plan's name."""
         text = error.problem
