@@ -127,37 +127,6 @@ def split_step(executed: Executed, trace: Trace, waits: Mapping[str, Any], step_
 _WHOLE = ("compute_s", "exposed_communication_s", "idle_s")
 
 
-def measure_exposed(
-    timeline: Columns, codes: NDArray[np.int64], names: Sequence[str], like: NDArray[np.int64]
-) -> tuple[dict[str, float], float, float]:
-    """Return the communication that no compute hides, by name, and a rank's idle time, without and with host waits [s].
-
-    Means over the ranks. ``codes`` [tasks] are places in ``names``, negative for what is not communication; ``like`` is
-    the rank of the timeline that each rank does the same as [ranks]. Host waits: what its host was launching meanwhile.
-    """
-    step_s = float(timeline["end_s"].max(initial=0.0))
-    found, rank = np.unique(timeline["rank"], return_inverse=True)
-    place, work = np.searchsorted(found, like), _read_work(timeline)
-    hosts = timeline["kind"].isin(["host"])
-
-    def measure(chosen: NDArray[np.bool_], name: str, work: Columns = work) -> float:
-        present = np.bincount(rank[chosen], minlength=len(found)) > 0
-        lanes = _measure_lanes(work.take(chosen), rank[chosen], present[None, :], step_s)
-        values = dict(lanes)[name][place[present[place]]]
-        return float(values.sum() / len(values))
-
-    exposed = {
-        names[code]: measure((codes == code) | (codes < 0), "exposed_communication_s")
-        for code in sorted({*np.unique(codes).tolist()} - {-1}, key=names.__getitem__)
-    }
-    everything = np.ones(timeline.rows, dtype=bool)
-    idle_s = measure(everything, "idle_s")
-    if not hosts.any():
-        return exposed, idle_s, idle_s
-    launching = work.assign(computes=work["computes"] | hosts)
-    return exposed, measure(everything, "idle_s", launching), idle_s
-
-
 def cut_path(path: str, depth: int) -> str:
     """Return the first parts of a module's path."""
     return ".".join(path.split(".")[:depth])
@@ -432,14 +401,27 @@ def describe_waits(executed: Executed, plan: Plan) -> dict[str, Any]:
     codes = np.array([names.index(name) for name in [*known, "pipeline"]])[groups.codes]
     if plan.expert > 1:  # all-to-alls of ranks that share sequences are named alike
         codes = np.where(graph.task_columns["name"].isin([EXCHANGE]), names.index("expert"), codes)
-    codes = np.where(select_communication(timeline), codes, -1)
-    exposed, waiting_s, idle_s = measure_exposed(timeline, codes, names, executed.like)
+    communicates, launches = select_communication(timeline), timeline["kind"].isin(["host"])
+    codes = np.where(communicates, codes, 0)
     step_s = float(timeline["end_s"].max())
-    found: dict[str, Any] = {"exposed_by_group_s": exposed}
+    ranks, rank = np.unique(timeline["rank"], return_inverse=True)
+    place, work = np.searchsorted(ranks, executed.like), _read_work(timeline)
+
+    def measure(name: str, work: Columns, key: NDArray[np.int64], keys: int = 1) -> Floats:
+        present = np.ones((keys, len(ranks)), dtype=bool)
+        times_s = dict(_measure_lanes(work, key * len(ranks) + rank, present, step_s))[name]
+        return np.asarray(times_s.reshape(present.shape)[:, place].mean(axis=1))
+
+    exposed_s = measure("exposed_communication_s", work, codes, len(names))
+    present = sorted({*codes[communicates].tolist()}, key=names.__getitem__)
+    found: dict[str, Any] = {"exposed_by_group_s": {names[code]: float(exposed_s[code]) for code in present}}
+    (idle_s,) = measure("idle_s", work, np.zeros_like(codes))
+    launching = work.assign(computes=work["computes"] | launches)
+    (waiting_s,) = measure("idle_s", launching, np.zeros_like(codes)) if launches.any() else (idle_s,)
     if plan.pipeline > 1:
-        found["bubble_share"] = waiting_s / step_s if step_s else 0.0
+        found["bubble_share"] = float(waiting_s / step_s) if step_s else 0.0
     if idle_s > waiting_s:
-        found["host_share"] = (idle_s - waiting_s) / step_s
+        found["host_share"] = float((idle_s - waiting_s) / step_s)
     return found
 
 
