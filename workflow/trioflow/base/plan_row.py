@@ -1,6 +1,7 @@
 """A row of ``plans.tsv``, how a step is spread over ranks, and what is wrong or does not go together in it."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from math import prod
 from typing import Any, NamedTuple
@@ -371,6 +372,13 @@ def find_count_problem(plan: Plan) -> tuple[str, str, str] | None:
             words = name.replace("_", " ") + (" degree" if name in DEGREES else "")
             return name, f"{words} {value} is below {least}", f"give {least} or more"
     return None
+
+
+def refuse_plan(plan: Plan, rules: Iterable[tuple[object, str, str] | None]) -> None:
+    """Raise PlanError of the first of some rules that a plan breaks: whether it does, problem, fix; None for a rule it keeps."""
+    for rule in rules:
+        if rule and rule[0]:
+            raise PlanError(f"plan {plan.plan}: {rule[1]}", fix=rule[2])
 
 
 _COUNTS = [

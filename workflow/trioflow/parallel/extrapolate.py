@@ -361,8 +361,7 @@ def _describe_graph(step: _Step, written: _Written) -> GraphMetadata:
     gathered = f", {describe_units(reference.trace)}" if plan.shards_units else ""
     launch_s = find_launch_s(step.host, trace.facts)
     warnings = [*mention_launches(trace.facts.warnings, launch_s, trace.facts), *describe_anchor(step.anchor)]
-    warnings += [*_size_warnings(step.schedule, step.sizes), *_repeat_warnings(step)]
-    warnings += [*describe_routing(trace, plan), *step.warnings]
+    warnings += [*_list_warnings(step), *describe_routing(trace, plan), *step.warnings]
     baseline_s = float(first.facts.step_time_s) * share * _part_of_step(first, step.mode)
     return GraphMetadata(
         workload=reference.trace.facts.workload,
@@ -460,27 +459,15 @@ def repeat_interval(facts: Facts) -> tuple[float, float]:
     return (float(low / middle), float(high / middle))
 
 
-def _repeat_warnings(step: _Step) -> list[str]:
-    if not step.repeated:
-        return []
-    return [
-        f"{step.batch - step.repeated} samples on {step.plan.data} replicas: DistributedSampler repeats"
-        f" {step.repeated}, so that each runs {step.batch // step.plan.data}"
-    ]
-
-
-def _size_warnings(schedule: Schedule, sizes: Sequence[int]) -> list[str]:
-    """Warn where PyTorch itself cannot run so few micro-batches, or ones of different sizes."""
-    warnings = []
-    if schedule.traits.waits == "each" and len(sizes) < schedule.stages:
-        warnings.append(
-            f"{len(sizes)} micro-batches on {schedule.stages} stages under 1f1b: Megatron-LM runs"
-            " that, torch.distributed.pipelining (2.13) refuses it"
-        )
-    if len(set(sizes)) == 1 or schedule.traits.one_process:
-        return warnings
-    return [
-        *warnings,
+def _list_warnings(step: _Step) -> list[str]:
+    """Return what PyTorch itself runs otherwise, or not: samples run twice, few micro-batches, ones of different sizes."""
+    sizes, stages, traits = step.sizes, step.schedule.stages, step.schedule.traits
+    cases = {
+        f"{len(sizes)} micro-batches on {stages} stages under 1f1b: Megatron-LM runs"
+        " that, torch.distributed.pipelining (2.13) refuses it": traits.waits == "each" and len(sizes) < stages,
         f"micro-batches of {min(sizes)} and {max(sizes)} samples: torch.distributed.pipelining (2.13)"
-        " receives into buffers of one size and would stop",
-    ]
+        " receives into buffers of one size and would stop": len(set(sizes)) > 1 and not traits.one_process,
+        f"{step.batch - step.repeated} samples on {step.plan.data} replicas: DistributedSampler repeats"
+        f" {step.repeated}, so that each runs {step.batch // step.plan.data}": step.repeated,
+    }
+    return [text for text, holds in cases.items() if holds]

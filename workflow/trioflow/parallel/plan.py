@@ -10,7 +10,16 @@ from trioflow.base.arguments import check_argument, check_instance, check_names,
 from trioflow.base.errors import PlanError, suggest
 from trioflow.base.experiments import Plan, find_plan_problem
 from trioflow.base.input_files import read_text
-from trioflow.base.plan_row import DEGREES, GIVEN, SCHEDULE_GROUP, SCHEDULES, SLICED, find_count_problem, find_traits
+from trioflow.base.plan_row import (
+    DEGREES,
+    GIVEN,
+    SCHEDULE_GROUP,
+    SCHEDULES,
+    SLICED,
+    find_count_problem,
+    find_traits,
+    refuse_plan,
+)
 from trioflow.base.plugins import list_plugins, load_plugin
 from trioflow.base.precision_recipes import MEGATRON, PYTORCH, WORDS
 from trioflow.base.units import BYTES_PER_MIB
@@ -115,8 +124,7 @@ def make_plan(
         accumulate=accumulate,
         **rest,
     )
-    if found := find_plan_problem(plan):
-        raise PlanError(f"plan {plan.plan}: {found[1]}", fix=found[2])
+    refuse_plan(plan, [find_plan_problem(plan)])
     if plan.pipeline > 1:
         build_schedule(schedule, pipeline, micro_batches, stages_per_rank)
     elif max(micro_batches, stages_per_rank) > 1:
@@ -129,8 +137,7 @@ def make_plan(
 def vary_plan(plan: Plan, **columns: Any) -> Plan:
     """Return a plan with other values in some columns, of the same name; PlanError when they do not go together."""
     varied = replace(plan, **columns)
-    if found := find_plan_problem(varied):
-        raise PlanError(f"plan {plan.plan}: {found[1]}", fix=found[2])
+    refuse_plan(varied, [find_plan_problem(varied)])
     return varied
 
 
@@ -315,48 +322,50 @@ def check_plan(plan: Plan, trace: Trace, batch: int) -> list[int]:
 
     PlanError names the numbers that do not fit.
     """
-    if found := find_count_problem(plan):
-        raise PlanError(f"plan {plan.plan}: {found[1]}", fix=found[2])
+    refuse_plan(plan, [find_count_problem(plan)])
     sizes = micro_batch_sizes(plan, batch)
     check_shapes(plan, trace, sizes)
-    recipe = trace.facts.recipe
-    if plan.gradient_sync == "micro-batch" and recipe.framework != PYTORCH and not plan.sums_shards:
-        raise PlanError(
-            f"gradient_sync micro-batch: {WORDS[recipe.framework]} reduces gradients once, at the last micro-step",
-            fix="use auto, or a recipe of PyTorch",
-        )
+    recipe, units = trace.facts.recipe, len(pipeline_units(trace))
     alone = "gather_overlap" if plan.gather_overlap else f"shard {plan.shard}" * (plan.shard > 1)
-    if alone and plan.sharding == "distributed" and recipe.reduces_whole:
-        raise PlanError(
-            f"{alone}: {recipe.framework} gathers all weights at once, behind the update, from all replicas",
-            fix="leave it out, or use a recipe of Megatron-LM",
-        )
-    if recipe.shards_main and not plan.shards_units:
-        raise PlanError(
-            f"plan {plan.plan}: {recipe.name} is what fully_shard computes in, and without it a step is in fp32",
-            fix="use sharding fsdp, or --precision bf16 (autocast), fp32 or megatron-bf16",
-        )
     megatron = plan.tensor > 1 and plan.tensor_style == "megatron"
-    named = trace.facts.tensor_split or find_layers(trace)
-    if megatron and not (plan.vocabulary_parallel or named):
-        raise PlanError(
-            f"plan {plan.plan}: workload {trace.facts.workload} has no layers that a tensor split cuts",
-            fix='name them in the model\'s tensor_split, for example {"blocks.*.up": "column", "blocks.*.down": '
-            '"row"} (docs/my_model.md), or use data or pipeline parallelism, or tensor_style gather',
-        )
+    named = plan.vocabulary_parallel or trace.facts.tensor_split or find_layers(trace)
     heads = count_heads(trace) if megatron else []
-    if any(count % plan.tensor for count in heads):
-        degrees = [str(n) for n in range(2, min(heads) + 1) if not any(k % n for k in heads)]
-        raise PlanError(
-            f"plan {plan.plan}: TP{plan.tensor} does not divide {min(heads)} {'KV ' * (len(heads) > 1)}heads"
-            + f" ({max(heads)} query heads)" * (len(heads) > 1),
-            fix=f"use a tensor degree of {', '.join(degrees)}" if degrees else "use a tensor degree of 1",
-        )
+    least, most = min(heads, default=0), max(heads, default=0)
+    degrees = [str(n) for n in range(2, least + 1) if not any(k % n for k in heads)]
+    rules = [
+        (
+            plan.gradient_sync == "micro-batch" and recipe.framework != PYTORCH and not plan.sums_shards,
+            f"gradient_sync micro-batch: {WORDS[recipe.framework]} reduces gradients once, at the last micro-step",
+            "use auto, or a recipe of PyTorch",
+        ),
+        (
+            alone and plan.sharding == "distributed" and recipe.reduces_whole,
+            f"{alone}: {recipe.framework} gathers all weights at once, behind the update, from all replicas",
+            "leave it out, or use a recipe of Megatron-LM",
+        ),
+        (
+            recipe.shards_main and not plan.shards_units,
+            f"{recipe.name} is what fully_shard computes in, and without it a step is in fp32",
+            "use sharding fsdp, or --precision bf16 (autocast), fp32 or megatron-bf16",
+        ),
+        (
+            megatron and not named,
+            f"workload {trace.facts.workload} has no layers that a tensor split cuts",
+            'name them in the model\'s tensor_split, for example {"blocks.*.up": "column", "blocks.*.down": '
+            '"row"} (docs/my_model.md), or use data or pipeline parallelism, or tensor_style gather',
+        ),
+        (
+            any(count % plan.tensor for count in heads),
+            f"TP{plan.tensor} does not divide {least} {'KV ' * (len(heads) > 1)}heads"
+            + f" ({most} query heads)" * (len(heads) > 1),
+            f"use a tensor degree of {', '.join(degrees) or '1'}",
+        ),
+    ]
+    refuse_plan(plan, rules)
     check_context(trace, plan)
     check_experts(trace, plan)
-    units = len(pipeline_units(trace))
-    if plan.stages > max(units, 1):
-        raise PlanError(f"plan {plan.plan}: {plan.stages} stages, but the model can be cut into {units} pieces at most")
+    cuts = f"{plan.stages} stages, but the model can be cut into {units} pieces at most"
+    refuse_plan(plan, [(plan.stages > max(units, 1), cuts, "")])
     return sizes
 
 
@@ -378,11 +387,9 @@ def check_shapes(plan: Plan, trace: Trace, sizes: Sequence[int]) -> None:
         "gradient accumulation": plan.accumulate > 1,
         "replicas, as no gradient's size is known,": plan.data > 1 and not trace.facts.gradients,
     }
-    if asked := [word for word, needed in needs.items() if needed]:
-        raise PlanError(
-            f"plan {plan.plan}: {asked[0]} cannot be predicted: the trace of {trace.facts.workload} holds times without shapes",
-            fix="profile with record_shapes=True, or ask about the traced batch on one rank, or as traced",
-        )
+    why = f"cannot be predicted: the trace of {trace.facts.workload} holds times without shapes"
+    fix = "profile with record_shapes=True, or ask about the traced batch on one rank, or as traced"
+    refuse_plan(plan, ((needed, f"{word} {why}", fix) for word, needed in needs.items()))
 
 
 _SCHEDULE_NAMES = {"gpipe": "GPipe", "1f1b": "1F1B", "zbv": "ZBV", "dualpipev": "DualPipeV"}

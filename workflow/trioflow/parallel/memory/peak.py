@@ -37,7 +37,7 @@ from trioflow.parallel.memory.profile import (
     read_runs,
 )
 from trioflow.parallel.model_graph import ModelGraph, of_model
-from trioflow.parallel.programs.builder import ProgramBuilder, StageWork
+from trioflow.parallel.programs.builder import ProgramBuilder
 from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN
 from trioflow.parallel.splits.context import share_tokens
 from trioflow.parallel.splits.pipeline import crossing_storages, find_scaled, list_parameters, loss_operators
@@ -345,7 +345,10 @@ def _table_of(trace: ModelGraph, split: TensorSplit, program: ProgramBuilder, pi
         stages = program.schedule.stages_of_rank(pipeline)
         placed = enumerate(program.placed or [frozenset()] * len(list_parameters(trace)))
         here = held = frozenset(i for i, at in placed if not at or at.intersection(stages))
-        parts = _sum_shares([program.stages[s] for s in stages])
+        sums = Counter[int]()
+        for stage in stages:
+            sums.update(program.stages[stage].update_shares)
+        parts = {op: min(float(share), 1.0) for op, share in sums.items()}
         if data >= 0:
             partition = program.partitions[pipeline]
             parts, mine = partition.shares[data], partition.owned_by(data)
@@ -353,14 +356,6 @@ def _table_of(trace: ModelGraph, split: TensorSplit, program: ProgramBuilder, pi
     shares = share_storages(trace, program.plan, here, held)
     shares = {**share_tokens(trace, program.plan.context, program.plan.pipeline), **shares}
     return _build_table(trace, split, parts, shares)
-
-
-def _sum_shares(stages: Sequence[StageWork]) -> dict[int, float]:
-    """Return the part of each operator over parameters of several stages that some of them have."""
-    sums = Counter[int]()
-    for stage in stages:
-        sums.update(stage.update_shares)
-    return {op: min(float(share), 1.0) for op, share in sums.items()}
 
 
 @of_model

@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 
 _NAMES = {ALL_GATHER: ("all_gather", "reduce_scatter"), ALL_TO_ALL: ("all_to_all", "all_to_all")}
 """Collectives before, and behind, an attention."""
-_FP32_BYTES = 4
 Copies = Callable[[Sequence[int]], list[float]]
 """Times of copies of some buffers, one by one [bytes] to [s]."""
 
@@ -81,7 +80,7 @@ def size_attentions(
     PyTorch's ring adds up, and hands gradients on, in fp32; Megatron-LM's in the format of activations, by one kernel.
     """
     eager = not recipe.keeps_main_gradients
-    wide = _FP32_BYTES / _activation_bytes(recipe) if eager else 1.0
+    wide = 2.0 if eager and recipe.arithmetic in ("bf16", "fp16") else 1.0
     return {
         op: _size(
             shared,
@@ -93,10 +92,6 @@ def size_attentions(
         )
         for op, shared in attentions.items()
     }
-
-
-def _activation_bytes(recipe: PrecisionRecipe) -> int:
-    return 2 if recipe.arithmetic in ("bf16", "fp16") else _FP32_BYTES
 
 
 def _size(

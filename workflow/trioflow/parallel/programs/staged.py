@@ -572,7 +572,7 @@ class StagedRank(RankProgram):
             if self.work.bucket_copy_s:
                 copy_s = self.work.bucket_copy_s[index]
                 self.compute(f"copy into bucket {index}", copy_s, "memcpy", phase="backward")
-            group, others = self._replicas_of(bucket), list[int]()
+            group, others = self.expert_replicas if bucket.experts else self.data_group, list[int]()
             if scatters and plan.shard > 1:
                 group, others = self._shards_of(bucket), self.shard_replicas
             if len(group) > 1:
@@ -665,10 +665,6 @@ class StagedRank(RankProgram):
         for following in self.gathered[:1]:
             if following not in begun:
                 begun[following] = self._gather_bucket(following, "forward")
-
-    def _replicas_of(self, bucket: Bucket) -> list[int]:
-        """Return the ranks that hold the same parameters as a bucket's."""
-        return self.expert_replicas if bucket.experts else self.data_group
 
     def _shards_of(self, part: Bucket | ShardedUnit) -> list[int]:
         """Return the ranks of one group that each hold, or update, a slice of a bucket or a unit."""

@@ -122,18 +122,15 @@ class StageWorks:
 
     def _tied_over_ranks(self, stage_of: NDArray[np.int64]) -> list[TiedParameter]:
         """Return the tied parameters whose stages lie on several ranks, sized for one shard."""
-        place = self.schedule.rank_of_stage
+        place, rules = self.schedule.rank_of_stage, self.trace.facts.tensor_split or {}
         return [
             tied.shard(
-                (self.plan.tensor if is_sharded(tied.gradient, self._rules()) else 1)
+                (self.plan.tensor if is_sharded(tied.gradient, rules) else 1)
                 * (self.plan.shards if self.plan.shards_units else 1)
             )
             for tied in find_tied(self.trace, stage_of)
             if len({place[stage] for stage in tied.stages}) > 1
         ]
-
-    def _rules(self) -> dict[str, str]:
-        return dict(self.trace.facts.tensor_split or {})
 
     def _operators_of(self, stage_of: NDArray[np.int64], stage: int) -> StageWork:
         """Return a stage's operators; each stage updates its own copy of a tied parameter."""
@@ -176,7 +173,7 @@ class StageWorks:
 
     def _gradients_of(self, in_stage: set[int], stage: int) -> list[dict[str, Any]]:
         """Return a stage's gradients in the order in which they become ready, sized for one shard."""
-        plan, rules = self.plan, self._rules()
+        plan, rules = self.plan, self.trace.facts.tensor_split or {}
         of_experts = find_expert_modules(self.trace)
         width = self.trace.facts.reduced_width
         shared = {tied.gradient["name"] for tied in self.tied}
@@ -223,10 +220,10 @@ class StageWorks:
                 work.gathered_bytes = size_weights(self.trace, work.buckets)
                 work.first_readers = self._find_first_readers(work.buckets, in_stage)
             if plan.sharding == "partitioned":
-                work.bucket_copy_s = [self._copy_s(b, "aten::copy_") for b in work.buckets]
+                work.bucket_copy_s = [self._elementwise_s("aten::copy_", b.sizes_bytes, 2) for b in work.buckets]
             elif plan.sharding != "distributed" and not recipe.keeps_main_gradients:
-                work.bucket_copy_s = [self._copy_s(b, "aten::mul") for b in work.buckets]
-                work.bucket_return_s = [self._copy_s(b, "aten::copy_") for b in work.buckets]
+                work.bucket_copy_s = [self._elementwise_s("aten::mul", b.sizes_bytes, 2) for b in work.buckets]
+                work.bucket_return_s = [self._elementwise_s("aten::copy_", b.sizes_bytes, 2) for b in work.buckets]
             if work.reduces_whole and recipe.copies_gathered:
                 # All weights are laid one behind another, filled by PyTorch's ``all_gather``, and copied back,
                 # each replica's slice of each weight by itself (nanotron's ``all_gather_coalesced``).
@@ -343,7 +340,7 @@ class StageWorks:
         return time_s
 
     def _elementwise_s(self, name: str, sizes: Sequence[int], reads: int, times: int = 1) -> float:
-        """Predict one upkeep of gradients, all buffers together."""
+        """Predict one upkeep of gradients, all buffers together; what is written counts as read: a cache fetches it first."""
         return float(self._predict(name, sizes, reads, times).sum())
 
     def copies_s(self, sizes: Sequence[int]) -> list[float]:
@@ -355,7 +352,3 @@ class StageWorks:
         step_s = operators_s * self.schedule.micro_batches / self.plan.pipeline
         below, above = (spread / self.plan.pipeline / step_s for spread in self.spread_s)
         return max(1 - below, 0.01), 1 + above
-
-    def _copy_s(self, bucket: Bucket, name: str) -> float:
-        # Like an operator's table row, the target counts as read: a cache fetches it first.
-        return self._elementwise_s(name, bucket.sizes_bytes, 2)

@@ -23,7 +23,7 @@ from pathlib import Path
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.input_files import parse_cells, read_text
-from trioflow.base.plan_row import SCHEDULE_GROUP, SCHEDULES, find_traits
+from trioflow.base.plan_row import GIVEN, SCHEDULE_GROUP, SCHEDULES, find_traits
 from trioflow.base.plugins import list_plugins, load_plugin
 from trioflow.base.provenance import atomic_path
 from trioflow.parallel.schedules.table import (
@@ -526,14 +526,8 @@ def plan_schedule(
         # One rank that accumulates runs forward and backward in turn, as 1F1B of one stage does.
         name = plan.schedule if plan.pipeline > 1 else "1f1b"
         built = build_schedule(name, plan.pipeline, count, plan.stages_per_rank)
-        if plan.expert_overlap and not built.runs_pairs:
-            built = pair_actions(built)
-        return keep_forward(built) if mode == FORWARD_ONLY else built
-    check_schedule(given)
-    found = (given.ranks, given.stages, given.micro_batches)
-    if found != (plan.pipeline, plan.stages, count):
-        raise PlanError(
-            f"the given schedule has {found[0]} ranks, {found[1]} stages and {found[2]} micro-batches,"
-            f" the plan {plan.pipeline}, {plan.stages} and {count}"
-        )
+        given = pair_actions(built) if plan.expert_overlap and not built.runs_pairs else built
+    else:
+        check_schedule(given)
+        _check_numbers(GIVEN, given, plan.pipeline, count, plan.stages_per_rank)
     return keep_forward(given) if mode == FORWARD_ONLY else given

@@ -69,15 +69,11 @@ def lower_schedule(schedule: Schedule) -> Schedule:
     return add_communication(_add_reduce_grad(unsharded))
 
 
-def _parts(action: Action | None) -> tuple[Action, ...]:
-    return () if action is None else action.parts or (action,)
-
-
 def _shard_row(row: Row, active: int) -> Row:
     """Insert UNSHARD and RESHARD so that the next ``active`` stages to compute are unsharded in time; idle cells go."""
     ahead: list[list[list[int]]] = [[]]  # from each cell on, the stages that each cell is the first to compute
     for action in reversed(row):
-        here = [part.stage for part in _parts(action)]
+        here = [part.stage for part in leaves((action,))]
         ahead.append([here, *filter(None, ([s for s in cell if s not in here] for cell in ahead[-1]))])
     whole: set[int] = set()  # a set, because PyTorch evicts in a set's order
     result: list[Action | None] = []
@@ -98,7 +94,7 @@ def _add_reduce_grad(schedule: Schedule) -> Schedule:
     """Insert REDUCE_GRAD after the last backward of each stage; idle cells are dropped."""
     rows: list[Row] = []
     for row in schedule.rows:
-        backwards = ((part.stage, cell) for cell in row for part in _parts(cell) if part.kind in _ENDS_OF_BACKWARD)
+        backwards = ((part.stage, cell) for cell in row for part in leaves((cell,)) if part.kind in _ENDS_OF_BACKWARD)
         last = dict(backwards)
         reduced = {cell: Action(stage, REDUCE_GRAD) for stage, cell in last.items()}
         rows.append(tuple(one for cell in row if cell for one in (cell, reduced.get(cell)) if one))
@@ -164,12 +160,12 @@ def add_communication(schedule: Schedule) -> Schedule:
     done: list[set[Action]] = [set() for _ in schedule.rows]
 
     def is_ready(rank: int, cell: Action | None) -> bool:
-        return all(has_inputs(part, done[rank], stages) for part in _parts(cell))
+        return all(has_inputs(part, done[rank], stages) for part in leaves((cell,)))
 
     for rank, cell in take_turns(schedule.rows, is_ready):
         if cell is not None:
             result[rank].append(cell)
-        for part in _parts(cell):
+        for part in leaves((cell,)):
             message = None if part in done[rank] else sent_by(part, rank_of_stage, stages)
             done[rank].add(part)
             for end in message or ():
@@ -185,14 +181,14 @@ def lower_directly(schedule: Schedule) -> Schedule:
     """
     stages, rank_of_stage = schedule.stages, schedule.rank_of_stage
     messages = (
-        sent_by(action, rank_of_stage, stages) for row in schedule.rows for cell in row for action in _parts(cell)
+        sent_by(action, rank_of_stage, stages) for row in schedule.rows for cell in row for action in leaves((cell,))
     )
     receives = {message[1] for message in messages if message}
     rows: list[Row] = []
     for row in schedule.rows:
         result: list[Action | None] = []
         done: set[Action] = set()
-        for action in (part for cell in row for part in _parts(cell)):
+        for action in (part for cell in row for part in leaves((cell,))):
             again = action in done
             done.add(action)
             receive = Action(action.stage, RECV_F if action.kind == FORWARD else RECV_B, action.micro_batch)
@@ -278,11 +274,7 @@ class Schedule(Derives):
 
     def stages_of_rank(self, rank: int) -> list[int]:
         """Return the stages of one rank, in order of the model."""
-        return list(self._stages_of_ranks[rank])
-
-    @cached_property
-    def _stages_of_ranks(self) -> list[list[int]]:
-        return [sorted({a.stage for a in leaves(row)}) for row in self.rows]
+        return [stage for stage, other in sorted(self.rank_of_stage.items()) if other == rank]
 
 
 def leaves(row: Row) -> Iterator[Action]:

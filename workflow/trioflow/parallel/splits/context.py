@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trioflow.base.errors import PlanError
+from trioflow.base.plan_row import refuse_plan
 from trioflow.base.units import NS_PER_S
 from trioflow.costmodel.features import FEATURES, OperatorModel, plain_operator_name, price_columns
 from trioflow.parallel.model_graph import ModelGraph, of_model
@@ -96,9 +96,7 @@ def check_context(trace: Trace, plan: Plan) -> None:
             "use ring or all-gather",
         ),
     ]
-    for wrong, problem, fix in problems:
-        if wrong:
-            raise PlanError(f"plan {plan.plan}: context parallelism: {problem}", fix=fix)
+    refuse_plan(plan, ((wrong, f"context parallelism: {problem}", fix) for wrong, problem, fix in problems))
 
 
 def count_tokens(trace: Trace) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
 from math import gcd, prod
 from pathlib import Path
 from typing import Any
@@ -206,28 +207,21 @@ def build_buckets(
     limit. One that does not closes before a gradient would bring it above (DeepSpeed, ColossalAI). ``gradients``: ``name``, ``size_bytes`` and ``ready_after_op_id`` in this order; PyTorch's own limits are 1
     MiB and 25 MiB [bytes].
     """
-    buckets: list[Bucket] = []
-    held: list[Mapping[str, Any]] = []
-
-    def close() -> None:
-        ready = max(int(g["ready_after_op_id"]) for g in held)
-        if buckets:  # launches follow the order of the buckets
-            ready = max(ready, buckets[-1].ready_after_op_id)
-        names = tuple(str(g["name"]) for g in held)
-        buckets.append(Bucket(names, tuple(int(g["size_bytes"]) for g in held), ready))
-        held.clear()
-
+    groups: list[list[Mapping[str, Any]]] = []
+    filled = limit = 0
     for gradient in gradients:
-        filled = sum(int(g["size_bytes"]) for g in held)
-        if not overshoots and held and filled + int(gradient["size_bytes"]) > bucket_bytes:
-            close()
-        held.append(gradient)
-        limit = bucket_bytes if buckets else first_bucket_bytes
-        if sum(int(g["size_bytes"]) for g in held) >= limit:
-            close()
-    if held:
-        close()
-    return buckets
+        size_bytes = int(gradient["size_bytes"])
+        if not groups or filled >= limit or (not overshoots and filled + size_bytes > bucket_bytes):
+            limit, filled = bucket_bytes if groups else first_bucket_bytes, 0
+            groups.append([])
+        groups[-1].append(gradient)
+        filled += size_bytes
+    # Launches follow the order of the buckets.
+    ready = accumulate((max(int(g["ready_after_op_id"]) for g in group) for group in groups), max)
+    return [
+        Bucket(tuple(str(g["name"]) for g in group), tuple(int(g["size_bytes"]) for g in group), last)
+        for group, last in zip(groups, ready, strict=True)
+    ]
 
 
 def size_weights(trace: Trace, buckets: Sequence[Bucket]) -> list[int]:

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import InputError, PlanError, TableError
 from trioflow.base.input_files import read_text
+from trioflow.base.plan_row import refuse_plan
 from trioflow.costmodel.features import plain_operator_name
 from trioflow.parallel.model_graph import ModelGraph, Operator, of_model
 from trioflow.parallel.splits.tensor_split import list_untrained
@@ -119,18 +120,18 @@ def check_experts(trace: Trace, plan: Plan) -> None:
     if plan.expert == 1:
         return
     counts = sorted({layer.experts for layer in find_expert_layers(trace)})
-    if not counts:
-        raise PlanError(
-            f"plan {plan.plan}: workload {trace.facts.workload} has no experts that {plan.expert} ranks could share",
-            fix="leave expert parallelism out, or name a model with experts, such as mixtral-8x7b",
+    none = f"workload {trace.facts.workload} has no experts that {plan.expert} ranks could share"
+    fix = "leave expert parallelism out, or name a model with experts, such as mixtral-8x7b"
+    degrees = {count: [str(n) for n in range(2, count + 1) if count % n == 0] for count in counts}
+    uneven = (
+        (
+            count % plan.expert,
+            f"{count} experts cannot be shared by {plan.expert} expert-parallel ranks",
+            f"use an expert degree of {', '.join(some)}",
         )
-    for count in counts:
-        if count % plan.expert:
-            degrees = [str(n) for n in range(2, count + 1) if count % n == 0]
-            raise PlanError(
-                f"plan {plan.plan}: {count} experts cannot be shared by {plan.expert} expert-parallel ranks",
-                fix=f"use an expert degree of {', '.join(degrees)}",
-            )
+        for count, some in degrees.items()
+    )
+    refuse_plan(plan, [(not counts, none, fix), *uneven])
 
 
 BALANCED, CONSECUTIVE, POWER = "balanced", "consecutive", "power"
@@ -227,11 +228,8 @@ def spread_tokens(trace: ModelGraph, plan: Plan) -> list[NDArray[np.float64]]:
     layers, routing = find_expert_layers(trace), trace.facts.routing
     if not routing or CONSECUTIVE in routing or plan.expert == 1:
         return [np.ones(plan.expert)] * len(layers)
-    found = []
-    for number, layer in enumerate(layers):
-        shares = _find_shares(trace, plan, routing, number, layer.experts)
-        found.append(shares.reshape(plan.expert, -1).sum(axis=1) * plan.expert)
-    return found
+    shares = [_find_shares(trace, plan, routing, number, layer.experts) for number, layer in enumerate(layers)]
+    return [one.reshape(plan.expert, -1).sum(axis=1) * plan.expert for one in shares]
 
 
 def _find_shares(

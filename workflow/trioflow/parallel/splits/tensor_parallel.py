@@ -288,20 +288,32 @@ def split_experts(trace: ModelGraph, plan: Plan, split: TensorSplit) -> TensorSp
 def _cut_work(
     split: TensorSplit, trace: ModelGraph, plan: Plan, of_layer: Mapping[int, tuple[ExpertLayer, float]]
 ) -> None:
-    """Write the work on a rank's own experts into the operators of layers, with how full the fullest rank is."""
-    cells = {name: split.operators[name].tolist() for name in WORK}
-    size, shape = trace.size, trace.shape
-    for op_id, (layer, most) in of_layer.items():
-        row = trace.rows[op_id]
-        for name, ids in (("read_bytes", row.input_ids), ("write_bytes", row.output_ids)):
-            weights = [i for i in ids if len(shape[i]) == 3 and shape[i][0] == layer.experts]
-            # What no rule of tensor parallelism cuts is whole.
-            cut = plan.tensor if plan.expert_cut == plan.tensor else 1
-            whole = sum(size[i] for i in weights) // cut
-            kept = _drop_weights(cells, name, op_id, whole, plan.expert_parts)
-            _fill(cells, name, op_id, kept, most)
-        _fill(cells, "flop", op_id, 0, most)
-    split.operators = split.operators.assign(**{name: np.array(values) for name, values in cells.items()})
+    """Leave operators of layers the work on a rank's own experts, as much of all but their weights as the fullest rank's.
+
+    Views move nothing, and no weights either.
+    """
+    size, shape, ops = trace.size, trace.shape, np.array([*of_layer], dtype=np.int64)
+    fuller = np.array([most - 1 for _, most in of_layer.values()], dtype=float)
+    columns = {name: split.operators[name].copy() for name in WORK}
+    # What no rule of tensor parallelism cuts is whole.
+    cut = plan.tensor if plan.expert_cut == plan.tensor else 1
+    of_experts = {"flop": np.zeros_like(ops)}
+    for name, ids in (("read_bytes", "input_ids"), ("write_bytes", "output_ids")):
+        tensors = trace.operator_columns[ids]
+        held = [
+            sum(size[i] for i in tensors[op] if len(shape[i]) == 3 and shape[i][0] == layer.experts) // cut
+            for op, (layer, _) in of_layer.items()
+        ]
+        total, growing = columns[name][ops], columns[f"batch_{name}"][ops]
+        weights = np.minimum(np.array(held, dtype=np.int64), total)
+        of_experts[name] = weights // plan.expert_parts
+        columns[name][ops] = total - weights + of_experts[name]
+        columns[f"batch_{name}"][ops] = np.minimum(growing, total - weights)
+    for name, weights in of_experts.items():
+        more = np.rint((columns[name][ops] - weights) * fuller).astype(np.int64)
+        columns[name][ops] += more
+        columns[f"batch_{name}"][ops] += more
+    split.operators = split.operators.assign(**columns)
 
 
 def _gather_rows(split: TensorSplit, trace: ModelGraph, layer: ExpertLayer, inside: Sequence[int], more: float) -> None:
@@ -322,25 +334,6 @@ def _gather_rows(split: TensorSplit, trace: ModelGraph, layer: ExpertLayer, insi
             cells = split.operators[column].copy()
             cells[inside] += np.where(moved, added, 0)
             split.operators = split.operators.assign(**{column: cells})
-
-
-def _drop_weights(cells: Mapping[str, list[int]], name: str, op_id: int, weights: int, ranks: int) -> int:
-    """Leave an operator one rank's part of the experts' weights, and return it [bytes]; views move nothing."""
-    total, growing = cells[name][op_id], cells[f"batch_{name}"][op_id]
-    weights = min(weights, total)
-    gone = weights - weights // ranks
-    cells[name][op_id] = total - gone
-    cells[f"batch_{name}"][op_id] = min(growing, total - weights)
-    return weights - gone
-
-
-def _fill(cells: Mapping[str, list[int]], name: str, op_id: int, weights: int, most: float) -> None:
-    """Let all but the weights of an operator's work be as much as the fullest rank's."""
-    if most == 1:
-        return
-    more = round((cells[name][op_id] - weights) * (most - 1))
-    cells[name][op_id] += more
-    cells[f"batch_{name}"][op_id] += more
 
 
 def _cut_expert_updates(split: TensorSplit, trace: ModelGraph, plan: Plan) -> TensorSplit:
