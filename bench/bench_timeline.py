@@ -11,8 +11,13 @@ import pandas as pd
 from graphs import make_data_parallel_graph, make_switch
 from rows import Row, time_s
 from trioflow.engine.simulate import simulate
-from trioflow.export.step_files import count_link_rates, count_memory, write_perfetto
-from trioflow.export.step_tables import build_critical_path, measure_links
+from trioflow.export.step_files import (
+    build_critical_path,
+    count_link_rates,
+    count_memory,
+    measure_links,
+    write_perfetto,
+)
 from trioflow.tables import write_table
 
 RANKS, OPERATORS, BUCKETS, UPDATES = 128, 3000, 50, 1800

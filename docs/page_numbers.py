@@ -25,12 +25,12 @@ from trioflow.report.pages import NOTHING, write_markdown, write_percent, write_
 from trioflow.report.scores import ORACLE, OURS, score_model, score_of, score_published
 from trioflow.report.sections import describe_accuracy, describe_run
 from trioflow.tables import records
-from trioflow_evaluation.clusters.bridge_page import score_rates, write_rates_table
+from trioflow_evaluation.clusters.page import score_rates, write_rates_table
 from trioflow_evaluation.drift.judge import JOINT, NAMES, describe_drift, find_error
 from trioflow_evaluation.published.cases import describe_set
 from trioflow_evaluation.published.page import read_aim
 from trioflow_evaluation.validation.aims import SETS, reach_aims
-from trioflow_evaluation.vtrain.data import GROUPS, PLANS, UNCALIBRATED
+from trioflow_evaluation.vtrain.model import GROUPS, PLANS, UNCALIBRATED
 
 if TYPE_CHECKING:
     from trioflow_evaluation.evaluate import Reached

@@ -4,8 +4,7 @@ from itertools import product
 
 import numpy as np
 import pandas as pd
-from trioflow_evaluation.vtrain.data import AllReduceCurves
-from trioflow_evaluation.vtrain.model import StepForm, StepModel
+from trioflow_evaluation.vtrain.model import AllReduceCurves, StepForm, StepModel
 
 PLANS = ((1, 2, 1), (2, 1, 1), (1, 1, 2), (2, 1, 2), (1, 2, 2), (8, 1, 1))
 """Tensor, data and pipeline degrees."""

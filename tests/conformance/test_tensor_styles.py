@@ -13,7 +13,7 @@ from rank_runs import run_ranks
 from test_messages import Same
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow_evaluation.one_process.gathered_layers import coalesce
+from trioflow_evaluation.one_process.programs import coalesce
 
 torch = pytest.importorskip("torch", reason="the real run needs torch (extra [capture])")
 

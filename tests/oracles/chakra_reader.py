@@ -8,7 +8,7 @@ from trioflow import tables
 from trioflow.base.errors import TraceError
 from trioflow.base.provenance import read_json
 from trioflow.base.units import NS_PER_US, ns_to_s
-from trioflow.export.chakra import OWN, OWN_COLUMNS
+from trioflow.export.rank_files import OWN, OWN_COLUMNS
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.trace.importers.chakra_nodes import COMM_TYPES, read_attributes, read_messages
 

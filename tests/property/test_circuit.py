@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from trioflow.hardware.topologies.nodes import build_switch
 from trioflow.network.networks import NEVER_S, ContentionFreeNetwork, Flow, Network
 from trioflow_evaluation.circuit import CircuitNetwork, CircuitSettings
-from trioflow_evaluation.studies.hop import Edge, Floats, HopRun, HopSettings, simulate_hop
+from trioflow_evaluation.studies.triosim import Edge, Floats, HopRun, HopSettings, simulate_hop
 
 DEVICES = 4
 FABRIC = build_switch(DEVICES, 8.0, 0.0)

@@ -23,7 +23,7 @@ from same_model import ProportionalModel
 from small_step import parallel_steps, small_step
 from trioflow.base.errors import InputError, TrioflowError
 from trioflow.base.experiments import load_plans
-from trioflow.export.chakra import size_trace, write_chakra
+from trioflow.export.rank_files import size_trace, write_chakra
 from trioflow.hardware.platform import SHIPPED, load_platform
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan

@@ -26,7 +26,7 @@ from trioflow.engine.result import (
     subtract_lanes,
 )
 from trioflow.engine.simulate import aggregate_program, make_run_alone
-from trioflow.export.step_tables import measure_links
+from trioflow.export.step_files import measure_links
 from trioflow.hardware.machine import Device, Link, Platform, is_rank_node
 from trioflow.hardware.platform import BUILDERS
 from trioflow.network.algorithms.catalogue import SUPPORTED

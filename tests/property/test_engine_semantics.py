@@ -13,8 +13,7 @@ from oracles.plain_engine import list_flows
 from trioflow import tables
 from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate
-from trioflow.export.step_files import write_perfetto
-from trioflow.export.step_tables import build_critical_path
+from trioflow.export.step_files import build_critical_path, write_perfetto
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.platform import BUILDERS
 from trioflow.network.collectives import CollectivePlanner

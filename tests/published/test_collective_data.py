@@ -12,8 +12,14 @@ from trioflow.costmodel.collectives.model import wire_factor
 from trioflow.costmodel.collectives.platform import METHODS
 from trioflow.costmodel.files import SHIPPED_MODELS
 from trioflow.datasets.catalogue import load_catalogue
-from trioflow_evaluation.fits.collective_baselines import BASELINES
-from trioflow_evaluation.fits.collectives import FILE, PLATFORMS, PUBLIC_TABLES, fit_published, read_public_samples
+from trioflow_evaluation.fits.collectives import (
+    BASELINES,
+    FILE,
+    PLATFORMS,
+    PUBLIC_TABLES,
+    fit_published,
+    read_public_samples,
+)
 from trioflow_evaluation.validation.operators import validate_collectives
 
 # As published: time [us] and bus bandwidth [GB/s] of half-precision all-reduces (A100: NCCL 2.27.3,

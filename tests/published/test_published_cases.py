@@ -17,15 +17,16 @@ from trioflow.trace.importers.triosim_tables import read_triosim
 from trioflow_evaluation.published.cases import SETS, load_published_rows, rows_of_set
 from trioflow_evaluation.published.judge import (
     ANCHORS,
+    RecordedStep,
     find_step_band,
     judge_anchored_steps,
     judge_cases,
     list_residuals,
     measure_band,
+    predict_by_triosim,
     prepare_set,
     read_measured,
 )
-from trioflow_evaluation.published.prediction import RecordedStep, predict_by_triosim
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE, IMPORTS = ROOT / "config/published.tsv", ROOT / "config/imports.tsv"

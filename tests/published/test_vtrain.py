@@ -10,9 +10,8 @@ import pytest
 from judged import read_or_make
 from trioflow import tables
 from trioflow.report.scores import share_in_order
-from trioflow_evaluation.vtrain.data import check_composition, read_all_reduces, read_iteration_times
 from trioflow_evaluation.vtrain.judge import IN_PLACE, LEFT_OUT, leave_out, number_groups, predict_ridge
-from trioflow_evaluation.vtrain.model import FORMS, StepModel
+from trioflow_evaluation.vtrain.model import FORMS, StepModel, check_composition, read_all_reduces, read_iteration_times
 
 REACHED = {"vtrain-a100": (0.055, 0.95), "vtrain-a100-plans": (0.055, 0.95)}
 """Mean absolute error and share of pairs in order that each set must keep."""

@@ -16,7 +16,7 @@ import yaml
 from project_copy import ROOT, Project
 from trioflow.base.plan_row import SCHEDULE_GROUP, SCHEDULES
 from trioflow.base.plugins import list_plugins
-from trioflow_evaluation.vtrain.data import SETS
+from trioflow_evaluation.vtrain.model import SETS
 
 RULE_FILES = [*sorted((ROOT / "rules").rglob("*.smk")), ROOT / "rules/evaluation/Snakefile"]
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.py"))

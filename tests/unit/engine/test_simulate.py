@@ -11,7 +11,7 @@ from trioflow import tables
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.costmodel.uncertainty import Uncertainty
 from trioflow.engine.simulate import ENGINES, simulate
-from trioflow.export.step_tables import build_critical_path
+from trioflow.export.step_files import build_critical_path
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.platform import BUILDERS, load_platform
 from trioflow.hardware.topologies.grids import build_ring

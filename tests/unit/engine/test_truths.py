@@ -22,7 +22,7 @@ from measured_cost import Measured
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate
-from trioflow.export.step_tables import link_rates, measure_links
+from trioflow.export.step_files import link_rates, measure_links
 from trioflow.hardware.machine import Device, Link, Platform, Routing, name_rank_node
 from trioflow.hardware.platform import BUILDERS
 from trioflow.parallel.task_graph import TaskGraphBuilder

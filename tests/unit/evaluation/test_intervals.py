@@ -16,7 +16,7 @@ from page_numbers import (
     score_set,
 )
 from trioflow.costmodel.uncertainty import CONFIDENCES, load_calibration
-from trioflow_evaluation.vtrain.data import GROUPS, PLANS
+from trioflow_evaluation.vtrain.model import GROUPS, PLANS
 
 COLUMNS = ["measured_s", "predicted_s", "low_s", "high_s"]
 

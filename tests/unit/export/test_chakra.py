@@ -16,7 +16,7 @@ from oracles.chakra_reader import read_chakra_graph
 from same_model import ProportionalModel
 from trioflow.base.errors import InputError, TraceError
 from trioflow.engine.simulate import simulate
-from trioflow.export.chakra import leave_host, size_trace, write_chakra
+from trioflow.export.rank_files import leave_host, size_trace, write_chakra
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan

@@ -18,8 +18,7 @@ from browser import Browser, run_driver
 from trioflow.base.units import s_to_ns
 from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate
-from trioflow.export.step_files import LINK_PROCESS, PATH_PROCESS, count_link_rates, write_perfetto
-from trioflow.export.step_tables import build_critical_path
+from trioflow.export.step_files import LINK_PROCESS, PATH_PROCESS, build_critical_path, count_link_rates, write_perfetto
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 

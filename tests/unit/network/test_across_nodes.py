@@ -9,7 +9,7 @@ from measured_cost import Measured
 from trioflow.base.provenance import PACKAGE
 from trioflow.costmodel.collectives.platform import load_platform_collectives
 from trioflow.engine.simulate import simulate
-from trioflow.export.step_tables import measure_links
+from trioflow.export.step_files import measure_links
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.network.across_nodes import (

@@ -27,7 +27,7 @@ from trioflow.costmodel.device_times import find_launch_s, host_times
 from trioflow.costmodel.features import resize_batch
 from trioflow.costmodel.uncertainty import combine_intervals
 from trioflow.engine.simulate import simulate
-from trioflow.export.step_tables import build_critical_path
+from trioflow.export.step_files import build_critical_path
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate, release_sends, repeat_interval

@@ -23,7 +23,7 @@ from trioflow.parallel.splits.pipeline import list_parameters
 from trioflow.parallel.splits.sharding import build_units, describe_units, partition_parameters
 from trioflow.tables import records
 from trioflow.trace.store import Trace
-from trioflow_evaluation.one_process.gathered_layers import BUFFER_BYTES, coalesce
+from trioflow_evaluation.one_process.programs import BUFFER_BYTES, coalesce
 
 MODEL = ProportionalModel()
 COLLECTIVE_S, OPERATOR_S, COPY_S = 2**-1, 1.0, 2**-10

@@ -17,7 +17,7 @@ from trioflow.parallel.splits.tensor_parallel import split_operators
 from trioflow.parallel.splits.vocabulary import prepare_split
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.trace.store import Trace, load_trace
-from trioflow_evaluation.one_process.gathered_layers import find_gathered_layers, gather_rules, split_gathered
+from trioflow_evaluation.one_process.programs import find_gathered_layers, gather_rules, split_gathered
 
 MODEL = ProportionalModel()
 TOKENS, HIDDEN, WORDS, HEADS, LAYERS = BATCH * 16, 32, 128, 4, 2

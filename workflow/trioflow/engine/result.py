@@ -332,7 +332,7 @@ class Executed(Timed):
 class Result(Timed):
     """What a simulation says of all ranks.
 
-    ``traffic``: what crossed the links, with ``record_links``, for ``export.step_tables.measure_links`` and ``link_rates``.
+    ``traffic``: what crossed the links, with ``record_links``, for ``export.step_files.measure_links`` and ``link_rates``.
     """
 
     executed: Executed  # small where identical ranks were executed once

@@ -32,7 +32,7 @@ from trioflow.prediction.question import CLOSED_FORM
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace, load_trace
 
-from trioflow_evaluation.published.prediction import AnalyticalModel
+from trioflow_evaluation.published.judge import AnalyticalModel
 from trioflow_evaluation.tables import ANALYTICAL, TIMESTAMPS
 
 _LONG = 0.005

@@ -1,9 +1,10 @@
-"""The data of a figure, from the tables that its rule names.
+"""The figures: the data of each from the tables that its rule names, its drawing, and the page of all of them.
 
 `make_figure` is the door. Drawings show errors and times of predictions, shares of a step, the simulator's speed, the case studies.
 """
 
 import itertools
+import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -20,13 +21,15 @@ from trioflow.base.provenance import stamp
 from trioflow.prediction.answer import predict_step
 from trioflow.prediction.assembly import build_graph
 from trioflow.report import style
+from trioflow.report.pages import Page, Section, render_definitions, render_details, render_figure, write_page
 from trioflow.sweeps.description import load_sweep, resolve_batch, resolve_plan
 from trioflow.sweeps.scenarios import OK, PredictionCache, list_chunk_files, make_frame
 from trioflow.tables import records
 
 from trioflow_evaluation.drawing import draw_lines
+from trioflow_evaluation.evaluate import render_frame
 from trioflow_evaluation.figures import catalogue
-from trioflow_evaluation.figures.catalogue import Figure, describe_averages, find_averages, find_family
+from trioflow_evaluation.figures.catalogue import PAPER, SOURCE, Figure, describe_averages, find_averages, find_family
 from trioflow_evaluation.figures.points import (
     BUSY,
     LINE_IN,
@@ -49,9 +52,18 @@ from trioflow_evaluation.figures.points import (
     spread_places,
     use_busy_time,
 )
-from trioflow_evaluation.studies import wafer
-from trioflow_evaluation.studies.hop import SHOWN_BANDWIDTH_BYTES_PER_S, draw_speedups
-from trioflow_evaluation.tables import EVIDENCE, EVIDENCE_KINDS, HOP, ONLY_SIMULATED, SHARES, SIMULATOR_TIMES, WAFER
+from trioflow_evaluation.studies import triosim
+from trioflow_evaluation.studies.triosim import PAPER_SHARE, SHOWN_BANDWIDTH_BYTES_PER_S, draw_speedups
+from trioflow_evaluation.tables import (
+    EVIDENCE,
+    EVIDENCE_KINDS,
+    HOP,
+    MEASURED_HERE,
+    ONLY_SIMULATED,
+    SHARES,
+    SIMULATOR_TIMES,
+    WAFER,
+)
 
 Rows = Sequence[dict[str, Any]]
 _HEAD_IN = 0.56
@@ -228,7 +240,7 @@ def draw_speeds(figure: Figure, rows: pd.DataFrame) -> Drawing:
 
 def draw_wafer(figure: Figure, rows: pd.DataFrame) -> Drawing:
     """Draw the wafer study (``WAFER``) as its own page does."""
-    return wafer.draw_wafer(rows)
+    return triosim.draw_wafer(rows)
 
 
 def draw_hop(figure: Figure, rows: pd.DataFrame) -> Drawing:
@@ -432,3 +444,74 @@ def _time_scenario(cache: PredictionCache, values: dict[str, Any], repeats: int)
         "wall_high_s": max(walls_s),
         "step_s": prediction.step_time_s,
     }
+
+
+TITLE = "trioflow: counterparts of the TrioSim paper's figures"
+_LEAD = (
+    "Each figure repeats one of the paper's on cases that are available: runs of this machine, public measurements, and "
+    "predictions that nobody measured. Every panel and every table says which of the three it is. Nothing was left out, and "
+    "no number here is the paper's but the dashed strokes, which are averages over other cases."
+)
+_WORDS = {
+    "measured here": "steps that this machine ran, processes of one CPU that talk over gloo; the prediction never saw them",
+    "measured, public": "values that others measured and published; the workflow retrieves them, checks them and predicts them",
+    "only simulated": "a prediction without any measurement to compare with: its 80 % interval says how sure the models are",
+    "error": "predicted over measured less one: positive is too slow",
+    "80 % interval": "holds the measured value in four of five cases if errors behave as on the data left out of the fits",
+    PAPER: f"a mean absolute error reported in {SOURCE}; of its own models and machines",
+    "does not fit, or cannot be done": "the plan needs more memory than a device has, or cannot be carried out; the table says why",
+}
+_OPEN = 5
+"""Figures that are open when the page is; the rest are headings until they are pressed."""
+_PICTURE_WIDTH_PX = 540
+"""A column's width at 160 % of its size in print."""
+
+
+def build_figures_page(files: Sequence[str | Path], page: str | Path) -> None:
+    """Write the page from the files that ``build.make_figure`` writes."""
+    found = {Path(file).name: Path(file) for file in files}
+    names = [Path(file).stem for file in files if Path(file).suffix == ".parquet"]
+    sections: list[Section] = []
+    for name in names:
+        figure = catalogue.find_figure(name)
+        address = os.path.relpath(found[f"{name}.svg"].parent, Path(page).parent)
+        rows = tables.read_table(found[f"{name}.parquet"], name, schema=SCHEMAS[figure.form])
+        title = f"Figure {int(figure.name.removeprefix('fig'))}: {figure.title}"
+        parts = _figure_parts(name, figure, rows, address)
+        sections.append(Section(name, title, parts, folded=len(sections) >= _OPEN))
+    words = Section("words", "Words", [render_definitions(_WORDS.items())], folded=True)
+    write_page(page, Page(TITLE, [*sections, words], _LEAD))
+
+
+def _figure_parts(name: str, figure: Figure, rows: pd.DataFrame, address: str) -> list[str]:
+    """Return a figure with its caption, what it rests on, and its numbers; address is its folder's."""
+    caption = f"{figure.title}. The paper's figure: {figure.paper}. Limit: {figure.limit}"
+    files = {suffix: f"{address}/{name}.{suffix}" for suffix in catalogue.SUFFIXES}
+    return [
+        render_figure(f"{address}/{name}.svg", caption, figure.title, width_px=_PICTURE_WIDTH_PX, files=files),
+        render_definitions(_describe_basis(figure, rows)),
+        render_details(
+            f"{len(rows)} rows drawn",
+            render_frame(rows.drop(columns=["figure", "panel", "label", "series"], errors="ignore")),
+        ),
+    ]
+
+
+_NO_AVERAGES = "the paper reports no average for this figure, or none is at hand: no dashed stroke"
+
+
+def _describe_basis(figure: Figure, rows: pd.DataFrame) -> list[tuple[str, str]]:
+    """Return the figure's three labels with how many rows each holds, and the paper's averages."""
+    kind = MEASURED_HERE if figure.form == catalogue.SPEED else ONLY_SIMULATED
+    counts = dict(rows["evidence"].value_counts()) if "evidence" in rows else {kind: len(rows)}
+    basis = [(one, f"{counts[one]} rows" if one in counts else "nothing") for one in EVIDENCE_KINDS]
+    return [*basis, ("paper, other cases", _describe_paper(figure, rows))]
+
+
+def _describe_paper(figure: Figure, rows: pd.DataFrame) -> str:
+    if figure.form == catalogue.WAFER:
+        return f"{100 * PAPER_SHARE:.2f} % of the step on the electrical mesh is communication, for VGG-19 (TrioSim, ISCA 2025)"
+    if "paper" not in rows:
+        return _NO_AVERAGES
+    words = [part for text in rows["paper"] for part in str(text).split("; ") if part]
+    return "; ".join(dict.fromkeys(words)) or _NO_AVERAGES

@@ -37,7 +37,7 @@ from trioflow.tables import records
 
 from trioflow_evaluation import DATA
 from trioflow_evaluation.circuit import CircuitSettings
-from trioflow_evaluation.studies import distsim, hop, wafer
+from trioflow_evaluation.studies import distsim, triosim
 from trioflow_evaluation.tables import HOP, WAFER
 
 _CIRCUITS = {
@@ -51,9 +51,9 @@ def render_wafer(rows: pd.DataFrame) -> tuple[str, str]:
     """Return question, answer, tables and assumptions of the wafer study (``WAFER``)."""
     circuit = CircuitSettings()
     words = (
-        f"{wafer.GPUS} A100-class GPUs in {wafer.ROWS} x {wafer.COLUMNS}, joined by photonic circuits or by an electrical mesh: "
+        f"{triosim.GPUS} A100-class GPUs in {triosim.ROWS} x {triosim.COLUMNS}, joined by photonic circuits or by an electrical mesh: "
         "the case study of the TrioSim paper, which reports that the mesh spends "
-        f"{write_percent(wafer.PAPER_SHARE, 2)} of a VGG-19 step in communication and that circuits take nearly half of the "
+        f"{write_percent(triosim.PAPER_SHARE, 2)} of a VGG-19 step in communication and that circuits take nearly half of the "
         "communication away. The bandwidth of a mesh link was not published: below it is found by bisection, so that the "
         "mesh has the paper's share, and circuits are compared with it."
     )
@@ -87,12 +87,12 @@ def render_wafer(rows: pd.DataFrame) -> tuple[str, str]:
                 [
                     (
                         "from the paper",
-                        f"{_gb(wafer.DEVICE_BANDWIDTH_BYTES_PER_S)} per GPU on {wafer.PORTS} ports, "
+                        f"{_gb(triosim.DEVICE_BANDWIDTH_BYTES_PER_S)} per GPU on {triosim.PORTS} ports, "
                         f"{write_time(circuit.establish_s)} to set a circuit up, the least recently used idle circuit torn down when no port is free",
                     ),
                     (
                         "assumed",
-                        f"{write_time(wafer.LINK_LATENCY_S)} per link, half of what NCCL assumes for an NVLink hop; "
+                        f"{write_time(triosim.LINK_LATENCY_S)} per link, half of what NCCL assumes for an NVLink hop; "
                         "receivers have room for everything; circuits share no wavelengths",
                     ),
                     ("predicted", "operator times of an A100 (80 GB, PCIe), predicted from shapes, strict fp32"),
@@ -151,12 +151,12 @@ def _taken_away(case: pd.DataFrame, mesh_s: float, variant: str) -> list[float]:
 def render_hop(rows: pd.DataFrame) -> tuple[str, str]:
     """Return question, answer, tables and assumptions of the Hop study (``HOP``)."""
     words = (
-        f"{hop.WORKERS} workers train {hop.TRACE.partition('-')[0].upper()} and exchange updates with their neighbours only. Rules "
+        f"{triosim.WORKERS} workers train {triosim.TRACE.partition('-')[0].upper()} and exchange updates with their neighbours only. Rules "
         "say whom a worker waits for: everyone (standard), all but one (backup), updates that may be some iterations old "
         "(staleness); a worker that is behind may skip iterations. The case study of the TrioSim paper takes backup workers; "
         "its speed-ups are not at hand, so they are not compared."
     )
-    work = f"{hop.TRACE}: gradients and predicted compute time of one trace, {hop.ITERATIONS} iterations"
+    work = f"{triosim.TRACE}: gradients and predicted compute time of one trace, {triosim.ITERATIONS} iterations"
     body = "".join(
         [
             render_details(
@@ -177,11 +177,11 @@ def render_hop(rows: pd.DataFrame) -> tuple[str, str]:
                 [
                     (
                         "from the paper",
-                        f"factors between 1 and {hop.SLOWEST:g}, one a worker; 8 draws (which ones is not known: these are ours)",
+                        f"factors between 1 and {triosim.SLOWEST:g}, one a worker; 8 draws (which ones is not known: these are ours)",
                     ),
                     (
                         "assumed",
-                        f"{write_time(hop.LATENCY_S)} from the end of a sending to its arrival; links are independent of each other, "
+                        f"{write_time(triosim.LATENCY_S)} from the end of a sending to its arrival; links are independent of each other, "
                         "tokens travel in no time; moments: each iteration is slowed with the probability 1 / workers",
                     ),
                     ("predicted", work),
@@ -209,8 +209,8 @@ def _shown_speedups(rows: pd.DataFrame, graph: str) -> pd.DataFrame:
     """Return the rules on one graph, at the bandwidth that the figure shows."""
     return rows[
         (rows["graph"] == graph)
-        & (rows["bandwidth_bytes_per_s"] == hop.SHOWN_BANDWIDTH_BYTES_PER_S)
-        & (rows["variant"] != hop.STANDARD)
+        & (rows["bandwidth_bytes_per_s"] == triosim.SHOWN_BANDWIDTH_BYTES_PER_S)
+        & (rows["variant"] != triosim.STANDARD)
     ]
 
 
@@ -229,7 +229,7 @@ def _render_speedups(rows: pd.DataFrame, graph: str) -> str:
         )
         for name in dict.fromkeys(chosen["slowed"])
     ]
-    rate = _gb(hop.SHOWN_BANDWIDTH_BYTES_PER_S)
+    rate = _gb(triosim.SHOWN_BANDWIDTH_BYTES_PER_S)
     caption = f"Speed-up over the standard rules, {graph} graph, {rate}"
     return render_records(dict.fromkeys(chosen["variant"]), fields, caption)
 

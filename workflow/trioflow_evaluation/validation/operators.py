@@ -32,8 +32,7 @@ from trioflow.costmodel.operators.curves import recorded_times, sized_rows
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace
 
-from trioflow_evaluation.fits.collective_baselines import BASELINES
-from trioflow_evaluation.fits.collectives import PLATFORMS, read_public_samples
+from trioflow_evaluation.fits.collectives import BASELINES, PLATFORMS, read_public_samples
 from trioflow_evaluation.fits.operator_baselines import ProportionalModel, fit_recorded
 from trioflow_evaluation.fits.operators import TEST, TRAIN, PublishedDevice, load_published, pair_batches
 from trioflow_evaluation.tables import CLASSES, OPERATORS

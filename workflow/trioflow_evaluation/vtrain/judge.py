@@ -23,27 +23,25 @@ from trioflow.tables import FLOAT
 from trioflow_evaluation.chances import score_pairs
 from trioflow_evaluation.fits.collectives import FILE as PLATFORM_FILE
 from trioflow_evaluation.tables import PARAMETERS
-from trioflow_evaluation.vtrain.data import (
+from trioflow_evaluation.vtrain.model import (
+    DEVICE,
     FILE,
+    FORMS,
     GROUPS,
     HALF_BYTES,
+    NAMES,
     PARTS,
     PLANS,
     UNCALIBRATED,
     AllReduceCurves,
-    check_composition,
-    count_part,
-    read_all_reduces,
-    read_iteration_times,
-)
-from trioflow_evaluation.vtrain.model import (
-    DEVICE,
-    FORMS,
-    NAMES,
     StepForm,
     StepModel,
+    check_composition,
+    count_part,
     list_fitted_parameters,
     name_values,
+    read_all_reduces,
+    read_iteration_times,
 )
 
 Places = npt.NDArray[np.int64]

@@ -36,8 +36,8 @@ from trioflow_evaluation.evaluate import evaluate
 from trioflow_evaluation.evaluate import render_scores as render_scores_of
 from trioflow_evaluation.published.cases import PUBLISHED, describe_set
 from trioflow_evaluation.tables import CHECKS, PARAMETERS
-from trioflow_evaluation.vtrain.data import EXACT_S, GROUPS, PLANS, UNCALIBRATED, VOCABULARY
 from trioflow_evaluation.vtrain.judge import NOTHING, WHOLE, score_plan_chances
+from trioflow_evaluation.vtrain.model import EXACT_S, GROUPS, PLANS, UNCALIBRATED, VOCABULARY
 
 DEGREES = ("tensor", "data", "pipeline", "micro_batch")
 

@@ -20,8 +20,17 @@ from trioflow.tables import write_table
 from trioflow_evaluation.clusters import bridge
 from trioflow_evaluation.clusters import scores as survival
 from trioflow_evaluation.clusters.bridge import Rate, cut_stages, judge_rates, plan_rate, read_rates
-from trioflow_evaluation.clusters.bridge_page import build_bridge_page, score_rates, write_degrees, write_rates_table
-from trioflow_evaluation.clusters.page import CAREFUL, describe_causes, judge_aims, render_aims, score_intervals
+from trioflow_evaluation.clusters.page import (
+    CAREFUL,
+    build_bridge_page,
+    describe_causes,
+    judge_aims,
+    render_aims,
+    score_intervals,
+    score_rates,
+    write_degrees,
+    write_rates_table,
+)
 from trioflow_evaluation.clusters.scores import (
     BEFORE,
     FAILED,

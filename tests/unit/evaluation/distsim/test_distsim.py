@@ -48,7 +48,7 @@ from trioflow_evaluation.distsim.recorded import (
     simulate_marks,
     split_formula,
 )
-from trioflow_evaluation.published.prediction import AnalyticalModel
+from trioflow_evaluation.published.judge import AnalyticalModel
 from trioflow_evaluation.tables import ANALYTICAL
 from trioflow_evaluation.vtrain.model import PartTimes, build_step
 

@@ -40,6 +40,7 @@ from trioflow.tables import to_arrow, validate
 from trioflow_evaluation.figures.build import (
     SCHEMAS,
     build_figure_data,
+    build_figures_page,
     count_right_pairs,
     draw_evidence,
     keep_rivals,
@@ -66,7 +67,6 @@ from trioflow_evaluation.figures.catalogue import (
     name_plan,
     read_short_plan,
 )
-from trioflow_evaluation.figures.page import build_figures_page
 from trioflow_evaluation.figures.points import (
     BUSY,
     COLUMN_IN,

@@ -39,18 +39,16 @@ from trioflow_evaluation.published.judge import (
     ANCHORS,
     PROPORTIONAL,
     RESCALED,
-    find_step_band,
-    list_residuals,
-    read_measured,
-)
-from trioflow_evaluation.published.page import build_published_page, draw_cases, read_cases, sum_growth
-from trioflow_evaluation.published.prediction import (
     AnalyticalModel,
     RecordedStep,
     UpkeepModel,
+    find_step_band,
+    list_residuals,
     predict_by_triosim,
+    read_measured,
     read_recorded_step,
 )
+from trioflow_evaluation.published.page import build_published_page, draw_cases, read_cases, sum_growth
 
 from evaluation.published.published_cases import make_case, make_cases
 

@@ -11,8 +11,7 @@ from trioflow.hardware.platform import load_platform
 from trioflow.report.attribution import CHANGES, ScaledCollectives, Settings, explain_cases
 from trioflow.trace.store import Trace, load_trace
 from trioflow_evaluation.published.cases import PublishedRow
-from trioflow_evaluation.published.judge import PROPORTIONAL, RESCALED, describe_learning, explain_growth
-from trioflow_evaluation.published.prediction import PreparedCase
+from trioflow_evaluation.published.judge import PROPORTIONAL, RESCALED, PreparedCase, describe_learning, explain_growth
 
 BAND = (0.9, 1.2)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from trioflow_evaluation.studies import hop
-from trioflow_evaluation.studies.hop import (
+from trioflow_evaluation.studies import triosim
+from trioflow_evaluation.studies.triosim import (
     GRAPHS,
     Edge,
     HopRun,
@@ -43,7 +43,7 @@ def test_the_work_comes_from_the_trace() -> None:
     assert 0.1 < work.compute_s < 1.0
 
 
-@pytest.mark.parametrize("slowed", hop.SLOWED)
+@pytest.mark.parametrize("slowed", triosim.SLOWED)
 def test_slow_downs_are_drawn_from_the_seed(slowed: str) -> None:
     edges = build_workers("ring-based")
 
@@ -74,11 +74,11 @@ def rows() -> pd.DataFrame:
 
 
 def test_the_table_is_complete_and_speedups_refer_to_the_standard(rows: pd.DataFrame) -> None:
-    assert len(rows) == 2 * 4 * 2 * 2 * len(hop.VARIANTS)
+    assert len(rows) == 2 * 4 * 2 * 2 * len(triosim.VARIANTS)
     assert set(rows.columns) == set(HOP.names)
     keys = ["graph", "slowed", "bandwidth_bytes_per_s", "seed"]
     for _, group in rows.groupby(keys):
-        standard = group[group["variant"] == hop.STANDARD].iloc[0]
+        standard = group[group["variant"] == triosim.STANDARD].iloc[0]
         np.testing.assert_allclose(group["speedup"], standard["time_s"] / group["time_s"])
         assert standard["speedup"] == 1 and standard["computed_share"] == 1
     skips = rows["max_jump"] > 1
@@ -92,17 +92,17 @@ def test_the_table_is_complete_and_speedups_refer_to_the_standard(rows: pd.DataF
 def test_figures_show_every_rule_and_what_is_slowed(rows: pd.DataFrame) -> None:
     speedups = draw_speedups(rows, 12.5e9)
     labels = [label.get_text() for label in speedups.axes[0].get_yticklabels()]
-    assert labels == [f"slow {one}: {name}" for one in hop.SLOWED for name in list(hop.VARIANTS)[1:]]
+    assert labels == [f"slow {one}: {name}" for one in triosim.SLOWED for name in list(triosim.VARIANTS)[1:]]
     bandwidths = draw_bandwidths(rows)
-    assert len(bandwidths.axes) == len(hop.GRAPHS) * len(hop.SLOWED)
-    assert all(len(axes.get_lines()) >= len(hop.VARIANTS) for axes in bandwidths.axes)
+    assert len(bandwidths.axes) == len(triosim.GRAPHS) * len(triosim.SLOWED)
+    assert all(len(axes.get_lines()) >= len(triosim.VARIANTS) for axes in bandwidths.axes)
 
 
 def test_the_study_writes_its_table_and_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: pd.DataFrame
 ) -> None:
-    monkeypatch.setattr(hop, "sweep_hop", lambda work: rows)
-    hop.study_hop(tmp_path / "hop.parquet", tmp_path / "a", tmp_path / "b")
+    monkeypatch.setattr(triosim, "sweep_hop", lambda work: rows)
+    triosim.study_hop(tmp_path / "hop.parquet", tmp_path / "a", tmp_path / "b")
     names = {"hop.parquet", "a.svg", "a.png", "b.svg", "b.png"}
     assert {path.name for path in tmp_path.iterdir()} == names
     schema = pq.read_schema(tmp_path / "hop.parquet")

@@ -9,7 +9,7 @@ from trioflow import tables
 from trioflow.base.errors import InputError, TableError
 from trioflow.sweeps.description import fill_values
 from trioflow.sweeps.scenarios import make_frame
-from trioflow_evaluation.studies import hop, wafer
+from trioflow_evaluation.studies import triosim
 from trioflow_evaluation.studies.distsim import BEST, WORST, list_degrees
 from trioflow_evaluation.studies.page import CAPTIONS, FIGURES, STUDIES, build_study_page
 from trioflow_evaluation.tables import HOP, WAFER
@@ -31,9 +31,9 @@ def make_wafer() -> pd.DataFrame:
     rows = [
         about | mesh | {"sweep": "link", "variant": name, "link_bandwidth_bytes_per_s": rate, "step_s": 1 + 1e9 / rate}
         for name in ("snake", "row-major")
-        for rate in wafer.MESH_BANDWIDTHS_BYTES_PER_S
+        for rate in triosim.MESH_BANDWIDTHS_BYTES_PER_S
     ]
-    for bundle in wafer.BUNDLES:
+    for bundle in triosim.BUNDLES:
         for number, variant in enumerate(("first step", "later step", "without reuse")):
             extra_s = {"first step": 2.0, "later step": 1.0, "without reuse": 6.0}[variant] + (0.1 * bundle)
             rows.append(
@@ -55,9 +55,9 @@ def make_wafer() -> pd.DataFrame:
 
 
 def make_hop() -> pd.DataFrame:
-    work = hop.HopWork(compute_s=0.1, update_bytes=10**9, batch=8)
-    rates = (hop.SHOWN_BANDWIDTH_BYTES_PER_S, 5e9)
-    return hop.sweep_hop(work, rates, seeds=(0, 1, 2), iterations=4)
+    work = triosim.HopWork(compute_s=0.1, update_bytes=10**9, batch=8)
+    rates = (triosim.SHOWN_BANDWIDTH_BYTES_PER_S, 5e9)
+    return triosim.sweep_hop(work, rates, seeds=(0, 1, 2), iterations=4)
 
 
 def make_distsim() -> pd.DataFrame:
@@ -133,7 +133,7 @@ def test_the_numbers_are_those_of_the_tables() -> None:
         (rows["graph"] == "ring-based")
         & (rows["variant"] == "staleness 5")
         & (rows["slowed"] == "sending")
-        & (rows["bandwidth_bytes_per_s"] == hop.SHOWN_BANDWIDTH_BYTES_PER_S)
+        & (rows["bandwidth_bytes_per_s"] == triosim.SHOWN_BANDWIDTH_BYTES_PER_S)
     ]["speedup"]
     assert f"{chosen.median():.2f} ({chosen.min():.2f} to {chosen.max():.2f})" in body
     opening, body = STUDIES["distsim_search"].render(make_distsim())

@@ -8,8 +8,8 @@ from trioflow.hardware.machine import Platform
 from trioflow.hardware.topologies.grids import build_mesh
 from trioflow.network.collectives import compute_wire_bytes
 from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
-from trioflow_evaluation.studies import wafer
-from trioflow_evaluation.studies.wafer import (
+from trioflow_evaluation.studies import triosim
+from trioflow_evaluation.studies.triosim import (
     TRACES,
     WaferCase,
     WaferSteps,
@@ -24,7 +24,7 @@ from trioflow_evaluation.tables import WAFER
 ROWS, COLUMNS, BYTES = 2, 4, 400_000_000
 RANKS = ROWS * COLUMNS
 WIRE_BYTES = compute_wire_bytes("all_reduce", BYTES, RANKS)
-STEPS_S = 2 * (RANKS - 1) * wafer.LINK_LATENCY_S
+STEPS_S = 2 * (RANKS - 1) * triosim.LINK_LATENCY_S
 
 
 def make_graph(all_reduces: int = 1) -> TaskGraph:
@@ -81,13 +81,13 @@ def test_a_ring_row_by_row_shares_links_and_is_slower(steps: WaferSteps) -> None
 
 
 def test_the_mesh_step_is_the_same_as_that_of_simulate(steps: WaferSteps) -> None:
-    links = build_mesh(RANKS, 3e9, wafer.LINK_LATENCY_S, rows=ROWS, columns=COLUMNS)
+    links = build_mesh(RANKS, 3e9, triosim.LINK_LATENCY_S, rows=ROWS, columns=COLUMNS)
     platform = Platform("mesh", load_study_device(), RANKS, tuple(links))
     told = simulate(steps.graph, platform).summary.step_time_s
     assert steps.run_mesh("row-major", 3e9)["step_s"] == told
 
 
-@pytest.mark.parametrize("bundle", wafer.BUNDLES)
+@pytest.mark.parametrize("bundle", triosim.BUNDLES)
 def test_circuits_take_their_set_up_once_and_every_time_without_reuse(bundle: int) -> None:
     several = WaferSteps(make_graph(all_reduces=3), ROWS, COLUMNS)
     first, later, anew = several.run_circuits(bundle)
@@ -109,8 +109,8 @@ def test_the_bandwidth_of_a_share_is_found(steps: WaferSteps) -> None:
 
 
 def test_every_case_fills_the_wafer_and_has_its_trace() -> None:
-    for case in wafer.CASES:
-        assert case.data * case.tensor * case.pipeline == wafer.GPUS == 84
+    for case in triosim.CASES:
+        assert case.data * case.tensor * case.pipeline == triosim.GPUS == 84
         assert (TRACES / case.trace / "trace.json").exists()
 
 
@@ -125,21 +125,21 @@ def test_traces_are_timed_for_the_device_of_the_studies() -> None:
 def rows() -> pd.DataFrame:
     """The study of one small plan and of one that the paper reports on, at a few ranks."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wafer, "ROWS", ROWS)
-        patch.setattr(wafer, "COLUMNS", COLUMNS)
-        patch.setattr(wafer, "WaferSteps", lambda graph: WaferSteps(graph, ROWS, COLUMNS))
+        patch.setattr(triosim, "ROWS", ROWS)
+        patch.setattr(triosim, "COLUMNS", COLUMNS)
+        patch.setattr(triosim, "WaferSteps", lambda graph: WaferSteps(graph, ROWS, COLUMNS))
         cases = (
             WaferCase("vgg19-b128", 2, data=RANKS, paper_share=0.9),
             WaferCase("vgg19-b128", 4, data=4, pipeline=2, micro_batches=2),
         )
-        return pd.DataFrame([row for case in cases for row in wafer.sweep_case(case)])
+        return pd.DataFrame([row for case in cases for row in triosim.sweep_case(case)])
 
 
 def test_a_sweep_has_every_bandwidth_bundle_and_the_papers_share(rows: pd.DataFrame) -> None:
     assert set(rows.columns) == set(WAFER.names)
     links, ports = (rows[rows["sweep"] == name] for name in ("link", "port"))
-    assert len(links) == 2 * 2 * len(wafer.MESH_BANDWIDTHS_BYTES_PER_S)
-    assert len(ports) == 2 * 3 * len(wafer.BUNDLES)
+    assert len(links) == 2 * 2 * len(triosim.MESH_BANDWIDTHS_BYTES_PER_S)
+    assert len(ports) == 2 * 3 * len(triosim.BUNDLES)
     paper = rows[rows["sweep"] == "paper"]
     assert paper["network_share"].tolist() == pytest.approx([0.9], rel=1e-9)
     assert (rows["step_s"] >= rows["ideal_s"]).all()
@@ -151,9 +151,9 @@ def test_the_study_writes_its_table_and_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: pd.DataFrame
 ) -> None:
     found = rows.to_dict("records")
-    monkeypatch.setattr(wafer, "CASES", wafer.CASES[:1])
-    monkeypatch.setattr(wafer, "sweep_case", lambda case: found)
-    wafer.study_wafer(tmp_path / "wafer.parquet", tmp_path / "wafer")
+    monkeypatch.setattr(triosim, "CASES", triosim.CASES[:1])
+    monkeypatch.setattr(triosim, "sweep_case", lambda case: found)
+    triosim.study_wafer(tmp_path / "wafer.parquet", tmp_path / "wafer")
     assert {p.name for p in tmp_path.iterdir()} == {"wafer.parquet", "wafer.svg", "wafer.png"}
     table = pq.read_table(tmp_path / "wafer.parquet")
     assert table.num_rows == len(rows)
@@ -166,13 +166,13 @@ def test_the_figure_has_a_panel_for_every_case(rows: pd.DataFrame) -> None:
 
 def test_both_engines_give_the_same_step(steps: WaferSteps, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[bool] = []
-    execute = wafer.run_program
+    execute = triosim.run_program
     monkeypatch.setattr(
-        wafer, "run_program", lambda *given, compiled: ran.append(compiled) or execute(*given, compiled=compiled)
+        triosim, "run_program", lambda *given, compiled: ran.append(compiled) or execute(*given, compiled=compiled)
     )
     found = []
     for often in (True, False):
-        monkeypatch.setattr(wafer, "is_repaid", lambda _, often=often: often)
+        monkeypatch.setattr(triosim, "is_repaid", lambda _, often=often: often)
         found.append((steps.run_mesh("snake", 1e9), steps.run_circuits(1)))
     assert found[0] == found[1]
     # Circuits are driven flow by flow, uncompiled.

@@ -9,9 +9,8 @@ from trioflow.sweeps.search_space import RankedStep, probability_faster
 from trioflow.tables import PUBLISHED_CASES, write_table
 from trioflow_evaluation.chances import measure_miss, render_chances
 from trioflow_evaluation.tables import CHECKS, PARAMETERS
-from trioflow_evaluation.vtrain.data import GROUPS, PLANS, UNCALIBRATED
 from trioflow_evaluation.vtrain.judge import NOTHING, WHOLE, describe_plans, score_plan_chances
-from trioflow_evaluation.vtrain.model import list_fitted_parameters
+from trioflow_evaluation.vtrain.model import GROUPS, PLANS, UNCALIBRATED, list_fitted_parameters
 from trioflow_evaluation.vtrain.page import build_vtrain_page, is_composed, read_sizes, render_checks, render_summary
 from vtrain_rows import make_rows
 

@@ -16,26 +16,6 @@ from trioflow.parallel.schedules.build import build_schedule
 from trioflow.parallel.schedules.table import BACKWARD, FORWARD
 from trioflow_evaluation.tables import CHECKS, PARAMETERS
 from trioflow_evaluation.vtrain import judge as vtrain_fit
-from trioflow_evaluation.vtrain.data import (
-    COLUMNS,
-    FILE,
-    GROUPS,
-    HALF_BYTES,
-    PARTS,
-    PLANS,
-    UNCALIBRATED,
-    VOCABULARY,
-    AllReduceCurves,
-    Shape,
-    check_composition,
-    count_parameters,
-    count_part,
-    index_shapes,
-    predict_products,
-    read_all_reduces,
-    read_iteration_times,
-    tabulate_work,
-)
 from trioflow_evaluation.vtrain.judge import (
     LEFT_OUT,
     VtrainTables,
@@ -49,18 +29,36 @@ from trioflow_evaluation.vtrain.judge import (
 )
 from trioflow_evaluation.vtrain.model import (
     _UPDATE_BYTES,
+    COLUMNS,
     DEVICE,
+    FILE,
     FORMS,
+    GROUPS,
+    HALF_BYTES,
     MESSAGE,
     NAMES,
+    PARTS,
+    PLANS,
+    UNCALIBRATED,
+    VOCABULARY,
     WAITS,
+    AllReduceCurves,
     PartTimes,
+    Shape,
     StepForm,
     StepModel,
     build_step,
+    check_composition,
+    count_parameters,
+    count_part,
     formula_of,
+    index_shapes,
     list_fitted_parameters,
     name_values,
+    predict_products,
+    read_all_reduces,
+    read_iteration_times,
+    tabulate_work,
 )
 from vtrain_rows import REDUCES, make_rows, time_rows
 

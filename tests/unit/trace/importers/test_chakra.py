@@ -15,7 +15,7 @@ from google.protobuf.json_format import MessageToDict
 from same_model import ProportionalModel
 from trioflow.base.errors import InputError, TraceError
 from trioflow.cli.main import main
-from trioflow.export.chakra import size_trace, write_chakra
+from trioflow.export.rank_files import size_trace, write_chakra
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.parallel.splits.pipeline import partition
