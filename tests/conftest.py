@@ -12,7 +12,7 @@ from hypothesis import settings
 for library in ("OMP", "OPENBLAS"):
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
-for folder in ("", "unit/parallel", "../docs"):
+for folder in ("", "unit/parallel", "unit/trace/importers", "../docs"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 from captured import BERT, CNN, TRANSFORMER, capture_raw, make_once  # noqa: E402

@@ -9,10 +9,14 @@ from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+import test_nsight
+import test_xla
 import triosim_files
 from fuzz import count_examples
 from google.protobuf.json_format import MessageToDict
@@ -78,9 +82,12 @@ def write_document(name: str, content: Document) -> bytes:
         csv.writer(text, lineterminator="\n").writerows(rows)
     elif name.endswith(".txt"):
         text.writelines(" ".join(map(str, row)) + "\n" for row in rows)
+    elif name.endswith(".jsonl"):
+        text.writelines(json.dumps(row) + "\n" for row in content)
     else:
         text.write(json.dumps(content))
-    return text.getvalue().encode()
+    made = text.getvalue().encode()
+    return gzip.compress(made) if name.endswith(".gz") else made
 
 
 def make_chakra() -> list[Any]:
@@ -122,6 +129,28 @@ def write_files(files: dict[str, Document], folder: Path) -> list[Path]:
     return [folder] if "trace.csv" in files else [folder / name for name in files]
 
 
+def make_nsight() -> dict[str, dict[str, Document]]:
+    """Return a report's lines as its newer and its older versions write them."""
+    with TemporaryDirectory() as folder:
+        database, path = test_nsight.steps().write(Path(folder) / "rank.sqlite"), Path(folder) / "rank.jsonl"
+        found = {}
+        for form, write in (
+            ("rows", test_nsight.write_rows),
+            ("events", partial(test_nsight.write_events, apart=True)),
+        ):
+            write(database, path)
+            lines = path.read_text(encoding="utf-8").splitlines()
+            found[f"nsight {form}"] = {path.name: [json.loads(line) for line in lines]}
+    return found
+
+
+def make_xla() -> Document:
+    """Return a profile of two steps."""
+    with TemporaryDirectory() as folder:
+        path = test_xla.write(Path(folder), *test_xla.on_gpu(0), *test_xla.on_gpu(1000, 1))
+        return json.loads(gzip.decompress(path.read_bytes()))
+
+
 def make_sources() -> dict[str, dict[str, Document]]:
     """Return small sources, each of some files."""
     pair, parallel = (dict(zip((PROFILE, GRAPH), made, strict=True)) for made in (small_step(), parallel_steps()))
@@ -137,6 +166,8 @@ def make_sources() -> dict[str, dict[str, Document]]:
         "parallel steps alone": {PROFILE: parallel[PROFILE]},
         "chakra": {"step.et": spell_out(make_chakra())},
         "triosim": tables,
+        **make_nsight(),
+        "xla": {"host.trace.json.gz": make_xla()},
         "simai": {"workload.txt": [line.split() for line in SIMAI.splitlines()]},
     }
 

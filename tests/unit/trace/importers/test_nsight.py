@@ -233,7 +233,7 @@ def test_json_lines_are_read_as_their_database(tmp_path, form, inline):
     with pytest.raises(TraceError, match=rf"rank.jsonl, line {number}: not a line of nsys export"):
         import_trace([lines], OPTIONS)
     lines.write_text('{"table": "StringIds", "id": 1}\n{"table": "NVTX_EVENTS", "end": 3}\n')
-    with pytest.raises(TraceError, match="the database cannot be read"):
+    with pytest.raises(TraceError, match="the tables cannot be read"):
         import_trace([lines], OPTIONS)
 
 

@@ -144,8 +144,8 @@ def _read_report(path: Path) -> Iterator[_Report]:
         with closing(_open(path)) as base:
             base.row_factory = sqlite3.Row
             yield _Report(base, path)
-    except (sqlite3.Error, IndexError, OverflowError, TypeError) as error:
-        raise TraceError(f"the database cannot be read: {error}", file=path, fix="export the report again") from None
+    except (sqlite3.Error, pd.errors.DatabaseError, LookupError, OverflowError, TypeError, ValueError) as error:
+        raise TraceError(f"the tables cannot be read: {error}", file=path, fix="export the report again") from None
 
 
 def import_nsight(path: str | Path, options: ImportOptions, process: int | None = None) -> Trace:
@@ -210,7 +210,7 @@ def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, line in enumerate(file, start=1):
             try:
                 yield from _read_line(msgspec.json.decode(line)) if line.strip() else ()
-            except (msgspec.DecodeError, AttributeError, TypeError, ValueError) as error:
+            except (msgspec.DecodeError, AttributeError, LookupError, TypeError, ValueError) as error:
                 raise TraceError(
                     f"not a line of nsys export: {error}",
                     file=path,
