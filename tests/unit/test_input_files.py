@@ -114,7 +114,7 @@ BROKEN_YAML = {
 
 
 BROKEN = [
-    (load_platform, "some.yaml", "0: 1", "a key is no text"),
+    (load_platform, "some.yaml", "topology: {0: 1}", "a key is no text"),
     *((read_json, "some.json", text, words) for text, words in BROKEN_JSON.items()),
     *((read_yaml, "some.yaml", text, words) for text, words in BROKEN_YAML.items()),
 ]

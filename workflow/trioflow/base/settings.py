@@ -40,8 +40,8 @@ def check_schema(
     """Refuse content that breaks its JSON schema (2020-12), in one sentence with the place of what breaks it."""
     try:
         errors = sorted(_make_validator()(schema).iter_errors(content), key=_rank_error)
-    except TypeError as error:  # jsonschema looks for patterns in every key
-        raise kind(f"a key is no text: {error}", file=file, fix="write every key as a word, or in quotes") from None
+    except TypeError as problem:  # jsonschema looks for patterns in every key
+        raise kind(f"a key is no text: {problem}", file=file, fix="write every key as a word, or in quotes") from None
     for error in errors:
         place = ".".join(str(step) for step in error.absolute_path)
         if error.validator == "additionalProperties":
