@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 from trioflow.engine.compiled import run as compiled
+from trioflow.engine.simulate import simulate
+from trioflow.hardware.machine import Device, Platform
+from trioflow.parallel.task_graph import TaskGraphBuilder
 
 PROGRAM = """
 import sys
@@ -66,6 +69,11 @@ def test_is_repaid(folder: Path) -> None:
     assert compiled.is_kept()
     assert not compiled.is_repaid(compiled.UNLOADED_FROM_EVENTS - 1)
     assert compiled.is_repaid(compiled.UNLOADED_FROM_EVENTS)
+    builder = TaskGraphBuilder()
+    builder.add(0, "compute", "compute", "op", duration_s=1.0)
+    platform = Platform("one", Device("chip", "gpu", 1, {}), 1, ())
+    assert simulate(builder.build(), platform, engine="reference").summary.events > 0
+    assert compiled.is_repaid(compiled.UNLOADED_FROM_EVENTS - 1), "with what ran uncompiled before"
 
 
 def test_without_a_home_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from oracles.ideal_run import measure_held
 from trioflow.base.experiments import Plan
 from trioflow.parallel.plan import fit_framework, make_plan
 from trioflow.parallel.schedules.build import build_schedule
+from trioflow.prediction.answer import predict_step
 from trioflow.prediction.assembly import choose_collectives
 from trioflow.prediction.question import load_traces
 from trioflow.sweeps.scenarios import PredictionCache
@@ -78,7 +79,7 @@ def test_an_estimate_is_near_the_full_simulation(
     step = estimate_step(costs, plan, 32)
     times = cache.time_operators(TRACE, costs.platform.device.name)
     _, graph = cache.build_graph(times, [TRACE, "", ""], plan, 32, costs.platform)
-    told = cache.simulate(cache.prepare(times, graph, costs.platform, interval=False))
+    told = predict_step(cache.prepare(times, graph, costs.platform, interval=False))
     # A tenth of a small model's step on A100s is messages, whose turns an estimate only sums up.
     assert step.time_s == pytest.approx(told.step_time_s, rel=0.09)
     assert 0 < step.least_bytes <= graph.metadata.peak_memory_bytes
@@ -95,7 +96,7 @@ def test_what_gradients_take_is_in_the_estimate(cache: PredictionCache, plan: Pl
     times = cache.time_operators("resnet50-b128", machine.device.name)
     step = estimate_step(UnitCosts(times, machine, choose_collectives(machine)), plan, 64)
     _, graph = cache.build_graph(times, ["resnet50-b128", "", ""], plan, 64, machine)
-    told = cache.simulate(cache.prepare(times, graph, machine, interval=False))
+    told = predict_step(cache.prepare(times, graph, machine, interval=False))
     assert step.time_s == pytest.approx(told.step_time_s, rel=0.05)
 
 
@@ -107,7 +108,7 @@ def test_collectives_that_block_computing_are_added_up(
     plan = make_plan(2)
     times = cache.time_operators(TRACE, costs.platform.device.name)
     _, graph = cache.build_graph(times, [TRACE, "", ""], plan, 16, costs.platform)
-    told = cache.simulate(cache.prepare(times, graph, costs.platform, interval=False))
+    told = predict_step(cache.prepare(times, graph, costs.platform, interval=False))
     step = estimate_step(costs, plan, 16)
     assert step.time_s == pytest.approx(told.step_time_s, rel=0.15)
 
@@ -221,7 +222,7 @@ def test_messages_that_computing_cannot_hide_are_in_the_estimate(
     costs = UnitCosts(times, machine, choose_collectives(machine))
     estimated = estimate_step(costs, plan, 128)
     _, graph = cache.build_graph(times, ["trace", "", ""], plan, 128, machine)
-    told = cache.simulate(cache.prepare(times, graph, machine, interval=False))
+    told = predict_step(cache.prepare(times, graph, machine, interval=False))
     assert estimated.time_s == pytest.approx(told.step_time_s, rel=0.07)
     assert 0 < estimated.least_bytes <= graph.metadata.peak_memory_bytes
 

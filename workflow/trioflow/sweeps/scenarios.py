@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from trioflow import tables
 from trioflow.base.derived import Derives, derived
@@ -22,14 +23,12 @@ from trioflow.base.experiments import Plan
 from trioflow.base.units import format_apart, format_time
 from trioflow.costmodel.choices import find_own_model
 from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.engine.compiled.run import is_repaid
 from trioflow.hardware.machine import DeviceSheet, Platform
 from trioflow.network.across_nodes import INTER_NODE, open_platform
-from trioflow.network.networks import DEFAULT_NETWORK
 from trioflow.parallel.model_graph import ModelGraph
 from trioflow.parallel.splits.routing import set_routing
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.prediction.answer import TIMES, Prediction, predict_step
+from trioflow.prediction.answer import TIMES, predict_step
 from trioflow.prediction.assembly import build_graph, join_step
 from trioflow.prediction.question import (
     DEFAULTS,
@@ -88,7 +87,6 @@ class PredictionCache(Derives):
         self.interval, self.inter_node = interval, dict(inter_node or {})
         self.graphs = 0
         self.steps, self.routing = dict(steps or {}), routing
-        self._events, self._loaded = 0, False
 
     @derived()
     def load_traces(self, name: str, samples: int | None = None) -> list[Trace]:
@@ -170,20 +168,6 @@ class PredictionCache(Derives):
         metadata = graph.metadata
         return join_step(graph, Question(times, metadata.plan, metadata.batch, platform, replace(options, **changes)))
 
-    def simulate(self, step: Step) -> Prediction:
-        """Return the prediction of a step.
-
-        The compiled engine is loaded once as many events have gone through the plain one as would have repaid it; same
-        bits.
-        """
-        options = step.options
-        if not self._loaded and options.network == DEFAULT_NETWORK and is_repaid(self._events):
-            self._loaded = True
-            step = replace(step, options=replace(options, engine="compiled"))
-        prediction = predict_step(step)
-        self._events += prediction.events * (3 if options.interval else 1)
-        return prediction
-
     def predict(self, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the row of a scenario, number ``number`` in the column ``scenario``: ``tables.SWEEP_RESULTS``."""
         name = str(values["trace"])
@@ -245,7 +229,7 @@ class PredictionCache(Derives):
             needed = format_apart(step.wanted_bytes + step.outside_bytes, room)
             reason = f"{needed[0]} do not fit {needed[1]}"
             return described | {"status": OUT_OF_MEMORY, "reason": reason}
-        found = self.simulate(step).to_dict()
+        found = predict_step(step).to_dict()
         return described | {name: found.get(name) for name in PREDICTED} | {"status": OK}
 
 
@@ -310,12 +294,9 @@ def _predict_chunk(sweep: Sweep, chunk: Chunk) -> pd.DataFrame:
 
 def make_frame(rows: Sequence[dict[str, object]]) -> pd.DataFrame:
     """Return rows as a frame of ``tables.SWEEP_RESULTS``."""
-    frame = pd.DataFrame(rows, columns=tables.SWEEP_RESULTS.names)
-    for field in tables.SWEEP_RESULTS:
-        if field.type == tables.INT:
-            frame[field.name] = frame[field.name].astype("Int64")
-        elif field.type == tables.FLOAT:
-            frame[field.name] = frame[field.name].astype("float64")
+    frame: pd.DataFrame = pa.Table.from_pylist(rows, tables.SWEEP_RESULTS).to_pandas(
+        types_mapper={tables.INT: pd.Int64Dtype()}.get
+    )
     return frame
 
 

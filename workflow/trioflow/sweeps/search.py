@@ -36,7 +36,7 @@ from trioflow.parallel.memory.peak import (
 )
 from trioflow.parallel.plan import check_shapes, micro_batch_sizes
 from trioflow.parallel.splits.routing import BALANCED, read_routing
-from trioflow.prediction.answer import Draws, Prediction
+from trioflow.prediction.answer import Draws, Prediction, predict_step
 from trioflow.prediction.assembly import choose_collectives, predict, prepare_step
 from trioflow.prediction.breakdown import describe_rates, describe_run
 from trioflow.prediction.question import (
@@ -481,7 +481,7 @@ class _Search:
 
     def try_best(self, variants: Variants) -> _Trial:
         """Simulate the best of some variants in full, if it fits the memory."""
-        cache, plan = self.cache, variants.best.plan
+        plan = variants.best.plan
         try:
             times = self.time_exactly(plan)
             step = prepare_step(resolve(times, plan, self.machine, batch=self.batch, options=self.options))
@@ -489,12 +489,12 @@ class _Search:
             return _Trial(0, None, error)
         if step.fits_memory is False:
             return _Trial(step.wanted_bytes, step.fit_probability)
-        result = cache.simulate(step)
+        result = predict_step(step)
         highest = step.graph.metadata.uncertainty.compute[1]
         slower = step.replace_options(interval=False, compute_scale=highest, draws=0)
         time_s, draws = result.step_time_s, result.draws
         ranked_s = time_s if draws is None else draws.expected_s
-        compute_log = math.log(cache.simulate(slower).step_time_s / time_s)
+        compute_log = math.log(predict_step(slower).step_time_s / time_s)
         rest_log = max(math.log(result.high_s / time_s) - compute_log, 0.0)
         likely = step.fit_probability
         row = {
