@@ -13,7 +13,7 @@ from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
 from trioflow.parallel.plan import named_plan
 from trioflow.report.scores import list_scaling, score_published
 from trioflow.tables import PUBLISHED_CASES
-from trioflow.trace.importers.triosim_tables import read_triosim
+from trioflow.trace.importers.triosim import read_triosim
 from trioflow_evaluation.published.cases import SETS, load_published_rows, rows_of_set
 from trioflow_evaluation.published.judge import (
     ANCHORS,

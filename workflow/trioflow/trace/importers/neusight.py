@@ -9,39 +9,222 @@ Source: S. Lee et al., NeuSight, ASPLOS 2025; https://github.com/sitar-lab/NeuSi
 ``scripts/asplos/label``.
 """
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from math import prod
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from trioflow.base.errors import TraceError
-from trioflow.base.provenance import stamp
-from trioflow.base.units import format_time, ms_to_s, ns_to_s
+from trioflow.base.provenance import read_json, read_own_records, stamp
+from trioflow.base.units import format_time, ms_to_ns, ms_to_s, ns_to_s
 from trioflow.trace.assemble import ObservedOperator, ReadyGradient, assemble_trace
 from trioflow.trace.facts import Facts
-from trioflow.trace.importers.neusight_tables import (
-    CONTAINERS,
-    CONVERSIONS,
-    DTYPES,
-    IDENTITY_MODULES,
-    MODULES,
-    OPERATORS,
-    VIEWS,
-    FxNode,
-    TimerFloor,
-    backward_operator,
-    find_floor,
-    read_model_config,
-    read_nodes,
-    read_sidecar,
-    saved_for_backward,
-)
+from trioflow.trace.importers.csv_rows import CsvColumn, CsvRow, number, read_rows
 from trioflow.trace.importers.options import ImportOptions, Reader
 from trioflow.trace.importers.ranks import read_head
 from trioflow.trace.repeat import repeat_block
-from trioflow.trace.store import Trace
+from trioflow.trace.store import MOST_ELEMENTS, Trace
 from trioflow.trace.tensors import TensorRef, count_flop
+
+DTYPES = {
+    "torch.float32": ("float", 4),
+    "torch.float64": ("double", 8),
+    "torch.float16": ("c10::Half", 2),
+    "torch.bfloat16": ("c10::BFloat16", 2),
+    "torch.int64": ("long int", 8),
+    "torch.int32": ("int", 4),
+    "torch.bool": ("bool", 1),
+}
+"""Element types, ours and their size [bytes]."""
+_WORDS = read_own_records("trace/importers/neusight")
+"""What tables call PyTorch's functions, methods and modules."""
+_FUNCTIONS = _WORDS["functions"]
+
+_OPS = ("placeholder", "get_attr", "call_function", "call_method", "call_module", "output")
+_STACK = re.compile(r"\('([\w.]*)', <class '([\w.]+)'>\)")
+_TARGETS = (
+    re.compile(r"<built-in (?:method|function) (\w+)(?: of .*)?>"),
+    re.compile(r"<function (\w+)(?: at .*)?>"),
+    re.compile(r"<class '(?:\w+\.)*(\w+)'>"),
+)
+_LONGEST_MS = 1e7
+
+
+def _read_shape(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"[0-9]+", text)))
+
+
+def _plain_target(text: str) -> str:
+    """Return a function's name without what Python prints around it."""
+    matches = (pattern.fullmatch(text) for pattern in _TARGETS)
+    return next((match[1] for match in matches if match), text)
+
+
+COLUMNS = {
+    "op": CsvColumn(("op",), f"one of {', '.join(_OPS)}", "|".join(_OPS)),
+    "target": CsvColumn(("target",), "a target", read=_plain_target),
+    "inputs": CsvColumn(
+        ("_input_nodes",),
+        "a list of nodes such as {a: None}",
+        r"\{(?:\w+: None(?:, \w+: None)*)?\}",
+        lambda text: tuple(re.findall(r"(\w+): None", text)),
+    ),
+    "meta": CsvColumn(("meta",), pattern="(?s:.*)", read=_STACK.findall),
+    "input_shapes": CsvColumn(
+        ("input_shapes",),
+        "a list of shapes such as [[4, 8]]",
+        r"\[\s*(?:\[[\d,\s]*\]\s*(?:,\s*\[[\d,\s]*\]\s*)*)?\]",
+        lambda text: [tuple(shape) for shape in json.loads(text)],
+    ),
+    "output_shape": CsvColumn(
+        ("output_shape",), "a shape such as (4, 8)", r"\((?:\d{1,18},|\d{1,18}(?:, \d{1,18})+)?\)", _read_shape
+    ),
+    "dtype": CsvColumn(
+        ("dtype",), f"a known element type: {', '.join(DTYPES)}", "|".join(["", *map(re.escape, DTYPES)])
+    ),
+    "Name": CsvColumn(("Name",), "the name of a node", r"\w+", once=True),
+    **{name: number(name, highest=_LONGEST_MS) for name in ("fw_latency", "bw_latency", "acc_latency")},
+}
+
+
+@dataclass(frozen=True)
+class FxNode:
+    """One node of the graph, with its measured times."""
+
+    row: CsvRow
+    name: str  # the node's own name
+    op: str  # kind of node, such as call_module
+    target: str  # function or method by its plain name, or the path of a module or attribute
+    # module, module_class: innermost module that runs the node, and its class's plain name.
+    module: str
+    module_class: str
+    inputs: tuple[str, ...]  # nodes that it reads
+    # shape, dtype: of its result; the type is empty where the result is not a tensor.
+    shape: tuple[int, ...]
+    dtype: str
+    # forward_ns, backward_ns, accumulate_ns: times of the node, of its gradient, and of adding the
+    # gradients of its parameters to those of micro-batches before [ns].
+    forward_ns: int
+    backward_ns: int
+    accumulate_ns: int
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether its result is a tensor."""
+        return bool(self.dtype)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether its result is a tensor that can have a gradient."""
+        return self.dtype.startswith(("torch.float", "torch.bfloat"))
+
+
+def read_nodes(path: Path) -> list[FxNode]:
+    """Read a table; TraceError names file, line and column of the first wrong cell."""
+    nodes: dict[str, FxNode] = {}
+    for row in read_rows(path, COLUMNS):
+        cells = row.cells
+        module, kind = cells["meta"][-1] if cells["meta"] else ("", "")
+        node = nodes[cells["Name"]] = FxNode(
+            row,
+            cells["Name"],
+            cells["op"],
+            cells["target"],
+            module,
+            kind.rpartition(".")[2],
+            cells["inputs"],
+            cells["output_shape"],
+            cells["dtype"],
+            *(ms_to_ns(cells[f"{key}_latency"]) for key in ("fw", "bw", "acc")),
+        )
+        if prod(node.shape) > MOST_ELEMENTS:
+            problem = f"{prod(node.shape)} elements are more than any device holds"
+            raise row.error("output_shape", problem)
+        _check_inputs(node, nodes)
+    found = list(nodes.values())
+    if not any(node.op == "placeholder" and node.is_tensor and node.shape for node in found):
+        raise TraceError("no row is a placeholder with a tensor: the model has no input", file=path)
+    return found
+
+
+def _check_inputs(node: FxNode, nodes: dict[str, FxNode]) -> None:
+    """Check that a node reads rows above it, in the shapes that they return."""
+    shapes = node.row.cells["input_shapes"]
+    if len(shapes) != len(node.inputs):
+        raise node.row.error("input_shapes", f"{len(shapes)} shapes found for {len(node.inputs)} input nodes")
+    for name, shape in zip(node.inputs, shapes, strict=True):
+        if name not in nodes or name == node.name:
+            raise node.row.error("inputs", f"no row above is node {name}", "keep the rows in the graph's order")
+        if nodes[name].shape != shape:
+            raise node.row.error(
+                "input_shapes",
+                f"node {name} has shape {list(nodes[name].shape)} on line {nodes[name].row.line}, here {list(shape)}",
+            )
+
+
+@dataclass(frozen=True)
+class TimerFloor:
+    """What the timer shows where nothing runs on the device."""
+
+    typical_ns: int  # median over the rows whose result is not a tensor [ns]
+    longest_ns: int  # maximum over these and the views that one call makes [ns]
+
+
+def find_floor(nodes: list[FxNode]) -> TimerFloor:
+    """Return the timer's floor, from the rows that launch no kernel."""
+    calls = [n for n in nodes if n.op.startswith("call") and n.target not in _FUNCTIONS["containers"]]
+    times = [node.forward_ns for node in calls if not node.is_tensor]
+    # A getitem may make several views, one after the other.
+    views = [node.forward_ns for node in calls if node.target in _FUNCTIONS["views"] and node.target != "getitem"]
+    return TimerFloor(round(median(times)) if times else 0, max([*times, *views], default=0))
+
+
+def read_sidecar(path: Path) -> dict[str, float]:
+    """Return ``num_layer`` and, where positive, ``e2e_latency``, ``fw_latency``, ``bwall_latency`` [ms] of the ``.json``.
+
+    Empty without the file; TraceError where it holds no such JSON.
+    """
+    file = path.with_suffix(".json")
+    if not file.is_file():
+        return {}
+    content = _read_json(file)
+    found = {}
+    for key in ("num_layer", "e2e_latency", "fw_latency", "bwall_latency"):
+        value = content.get(key)
+        if value is None:
+            continue
+        if type(value) not in (int, float) or not 0 <= value < _LONGEST_MS:
+            raise TraceError(f"{value!r} is not a number from 0 on", file=file, place=key)
+        if value:
+            found[key] = value
+    layers = found.get("num_layer", 1)
+    if layers != int(layers):
+        raise TraceError(f"{layers!r} is not a number of layers", file=file, place="num_layer")
+    return found
+
+
+def read_model_config(path: Path, model: str) -> dict[str, Any]:
+    """Return the model's configuration beside NeuSight's labels, else nothing; TraceError where it is no JSON object."""
+    place = path.resolve().parents
+    if len(place) < 3 or not model:
+        return {}
+    file = place[2] / "data" / "DLmodel_configs" / f"{model}.json"
+    return _read_json(file) if file.is_file() else {}
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    content = read_json(file, TraceError)
+    if not isinstance(content, dict):
+        raise TraceError("not a JSON object", file=file)
+    return content
+
 
 _ParameterShapes = Callable[[FxNode, tuple[int, ...]], dict[str, tuple[int, ...]]]
 """Shapes of a leaf module's parameters by name, from its node and its input's shape."""
@@ -75,13 +258,13 @@ class StepBuilder:
     # For each parameter the operator after which its gradient is whole.
     ready: dict[str, int] = field(default_factory=dict)
     # Module to the time of what launches no kernel in it [ns].
-    host_only_ns: dict[str, int] = field(default_factory=dict)
+    host_only_ns: Counter[str] = field(default_factory=Counter)
     _runs: list[_Run] = field(default_factory=list)
     _values: dict[str, TensorRef] = field(default_factory=dict)
     _weights: dict[str, TensorRef] = field(default_factory=dict)
     _names: dict[int, str] = field(default_factory=dict)
     _wanted: set[int] = field(default_factory=set)
-    _ids: int = 0
+    _ids: Iterator[int] = field(default_factory=partial(count, 1))
 
     def run_forward(self, nodes: Sequence[FxNode]) -> None:
         """Add the forward operators."""
@@ -94,17 +277,17 @@ class StepBuilder:
                 self._take_attribute(node)
             elif node.op == "placeholder" and node.is_tensor:
                 self._values[node.name] = self._make(node.shape, node.dtype)
-            elif node.op.startswith("call") and node.target in CONTAINERS:
+            elif node.op.startswith("call") and node.target in _FUNCTIONS["containers"]:
                 self._run_container(node, parts.get(node.name, []))
             elif node.op.startswith("call") and node.is_tensor and node.name not in self._values:
                 self._run_node(node)
             elif node.op.startswith("call"):  # no tensor, or a part that is taken out already
-                self._count_host_only(node, node.forward_ns)
+                self.host_only_ns[node.module] += node.forward_ns
 
     def _run_container(self, node: FxNode, parts: list[FxNode]) -> None:
         """Add an operator that returns several views, and take out its parts."""
         inputs = self._tensors(node)
-        self._count_host_only(node, node.forward_ns)
+        self.host_only_ns[node.module] += node.forward_ns
         if not inputs:
             return
         for part in parts:
@@ -128,7 +311,7 @@ class StepBuilder:
         if base == "native_dropout" and not view:
             mask = self._make(node.shape, "torch.bool")
         if view:
-            self._count_host_only(node, node.forward_ns)
+            self.host_only_ns[node.module] += node.forward_ns
         outputs = [output] if mask is None else [output, mask]
         place = self._observe(node, base, inputs, outputs, 0 if view else node.forward_ns)
         self._values[node.name] = output
@@ -139,42 +322,52 @@ class StepBuilder:
     def _operator_of(self, node: FxNode, inputs: list[TensorRef]) -> tuple[str, list[TensorRef]]:
         """Return a node's operator and the parameters of the module that it calls."""
         if node.op != "call_module":
-            return OPERATORS.get(node.target, node.target), []
-        known = MODULES.get(node.module_class)
+            return _WORDS["operators"].get(node.target, node.target), []
+        known = _WORDS["modules"].get(node.module_class)
         if known is None:
             raise node.row.error(
                 "meta",
                 f"module class {node.module_class or '(none)'} is not known here, so its parameters are unknown",
-                f"known: {', '.join(MODULES)}",
+                f"known: {', '.join(_WORDS['modules'])}",
             )
-        if known[1] and not inputs:
+        operator, *parameters = known
+        if parameters and not inputs:
             raise node.row.error("inputs", f"module {node.target} reads no tensor")
-        shapes = self.shapes_of(node, inputs[0].shape) if known[1] else {}
+        shapes = self.shapes_of(node, inputs[0].shape) if parameters else {}
         own = [self._take_parameter(f"{node.target}.{name}", shape, node.dtype) for name, shape in shapes.items()]
-        return known[0], own
+        return operator, own
 
     def _is_view(self, node: FxNode, inputs: list[TensorRef]) -> bool:
         """Return whether a node hands on memory of its first input."""
         if node.op == "call_module":
             dropped = node.module_class == "Dropout" and not self.training
-            return dropped or node.module_class in IDENTITY_MODULES
-        if node.target in CONVERSIONS:
+            return dropped or node.module_class == "Identity"
+        if node.target in _FUNCTIONS["conversions"]:
             return inputs[0].dtype == DTYPES[node.dtype][0]
-        return node.target in VIEWS and len(inputs) == 1
+        return node.target in _FUNCTIONS["views"] and len(inputs) == 1
 
     def run_backward(self) -> None:
         """Add the backward operators and the accumulation of parameters' gradients."""
         gradient_of: dict[int, int] = {}
         for run in reversed(self._runs):
             node, storage = run.node, run.output.storage
-            arriving = gradient_of.setdefault(storage, self._fresh())
+            arriving = gradient_of.setdefault(storage, next(self._ids))
             wanted = [ref for ref in run.inputs if ref.storage in self._wanted]
             if node.backward_ns <= self.floor.longest_ns:
-                self._count_host_only(node, node.backward_ns)
+                self.host_only_ns[node.module] += node.backward_ns
                 for ref in wanted:  # the gradient passes through as it is
                     gradient_of[ref.storage] = arriving
                 continue
-            results = [self._make_gradient(ref) for ref in wanted]
+            results = [
+                replace(
+                    ref,
+                    tensor=next(self._ids),
+                    storage=next(self._ids),
+                    category="gradient" if ref.storage in self._names else "",
+                    argument=0,
+                )
+                for ref in wanted
+            ]
             place = self._differentiate(run, arriving, results)
             for ref, made in zip(wanted, results, strict=True):
                 gradient_of[ref.storage] = made.storage
@@ -185,26 +378,26 @@ class StepBuilder:
 
     def _differentiate(self, run: _Run, arriving: int, results: list[TensorRef]) -> int:
         """Add the gradient of one node."""
-        gradient = replace(run.output, tensor=self._fresh(), storage=arriving)
-        tensors = len(run.inputs)
-        kept = saved_for_backward(run.base, tensors)
+        gradient = replace(run.output, tensor=next(self._ids), storage=arriving)
         read = [gradient]
-        if kept == "output":
+        counts = run.base in ("mul", "div") and len(run.inputs) < 2  # a number of the program costs no memory
+        if run.base in _FUNCTIONS["reads_output"]:
             read.append(run.output)
-        elif kept == "mask" and run.mask is not None:
-            read.append(run.mask)
-        elif kept == "inputs" and run.base == "embedding":
+        elif run.base in _FUNCTIONS["reads_mask"]:
+            read += filter(None, [run.mask])
+        elif run.base == "embedding":
             read += run.inputs[1:]
-        elif kept == "inputs" and run.base == "where":
+        elif run.base == "where":
             read += run.inputs[:1]
-        elif kept == "inputs":
+        elif run.base not in _FUNCTIONS["reads_nothing"] and not counts:
             read += [ref for ref in run.inputs if run.base not in _PRODUCTS or len(ref.shape) > 1]
         flop = 0
         if run.base in _PRODUCTS:
             shapes = [ref.shape for ref in run.inputs]
             factors = sum(len(ref.shape) > 1 for ref in results)
             flop = factors * (count_flop(f"aten::{run.base}", shapes, [run.output.shape]) or 0)
-        place = self._observe(run.node, backward_operator(run.base), read, results, run.node.backward_ns, run.place)
+        name = _WORDS["gradients"].get(run.base, f"{run.base}_backward")
+        place = self._observe(run.node, name, read, results, run.node.backward_ns, run.place)
         self.operators[place].flop = flop
         return place
 
@@ -262,25 +455,14 @@ class StepBuilder:
             self.parameters[name] = {"name": name, "shape": list(shape), "elem_bytes": ref.elem_bytes}
         return self._weights[name]
 
-    def _make_gradient(self, ref: TensorRef) -> TensorRef:
-        category = "gradient" if ref.storage in self._names else ""
-        return TensorRef(self._fresh(), self._fresh(), ref.elem_bytes, ref.shape, ref.dtype, 0, category)
-
     def _tensors(self, node: FxNode) -> list[TensorRef]:
         return [self._values[name] for name in node.inputs if name in self._values]
 
     def _make(self, shape: tuple[int, ...], dtype: str, storage: int | None = None, category: str = "") -> TensorRef:
         name, elem_bytes = DTYPES[dtype]
-        number = self._fresh()
-        storage = self._fresh() if storage is None else storage
+        number = next(self._ids)
+        storage = next(self._ids) if storage is None else storage
         return TensorRef(number, storage, elem_bytes, shape, name, 0, category)
-
-    def _fresh(self) -> int:
-        self._ids += 1
-        return self._ids
-
-    def _count_host_only(self, node: FxNode, time_ns: int) -> None:
-        self.host_only_ns[node.module] = self.host_only_ns.get(node.module, 0) + time_ns
 
 
 _FILE = re.compile(r"(?P<model>.+)-(?P<mode>train|inf)-(?P<sequence>\d{1,9})-(?P<batch>\d{1,9})")
