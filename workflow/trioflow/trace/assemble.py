@@ -18,6 +18,12 @@ from trioflow.trace.store import Trace, check_trace
 from trioflow.trace.tensors import MadeInside, OperatorTensors, TensorRef, TensorTracker, count_flop, may_multiply
 
 _CAST = "aten::to"
+_MAY_LACK = tables.NULLABLE["operators"]
+
+
+def lay_end_to_end(operators: pd.DataFrame) -> None:
+    """Give every operator its start [ns]: host time before it, then its own."""
+    operators["start_ns"] = (operators["cpu_ns"] + operators["device_ns"]).cumsum() - operators["device_ns"]
 
 
 class ReadyGradient(NamedTuple):
@@ -201,12 +207,10 @@ def assemble_trace(
         _describe(op_id, one, use, tracker, batch)
         for op_id, (one, use) in enumerate(zip(operators, tracker.uses, strict=True))
     ]
-    _lay_end_to_end(rows)
     gradients = join_gradients(rows, tracker, facts.get("parameters", []), ready)
     own_optimizer_operators(rows, tracker, gradients)
-    frame = pd.DataFrame(rows, columns=tables.OPERATORS.names)
-    for column in ("batch_dim", "sequence_number", "forward_op_id"):
-        frame[column] = frame[column].astype("Int64")
+    frame = pd.DataFrame(rows, columns=tables.OPERATORS.names).astype(dict.fromkeys(_MAY_LACK, "Int64"))
+    lay_end_to_end(frame)
     known = sum(not entry.get("frozen") for entry in facts.get("parameters", []))
     warnings = list(facts.get("warnings", []))
     learns = any(one.phase == "backward" for one in operators)
@@ -289,15 +293,6 @@ def _describe(
         "sequence_number": one.sequence_number,
         "forward_op_id": one.forward,
     }
-
-
-def _lay_end_to_end(rows: list[dict[str, Any]]) -> None:
-    """Give every operator its start: host time before it, then its own."""
-    now = 0
-    for row in rows:
-        now += row["cpu_ns"]
-        row["start_ns"] = now
-        now += row["device_ns"]
 
 
 def _owners(rows: list[dict[str, Any]], tracker: TensorTracker) -> dict[int, str]:

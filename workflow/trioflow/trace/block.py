@@ -181,19 +181,12 @@ def find_block(trace: Trace, path: str) -> Block:
     ``blocks.1``. Raises TraceError when there is no such block, its operators are not next to one
     another or its output does not fit the next block's input.
     """
-    block = _find_rows(trace, BlockName.parse(path))
-    _Storages(trace, block).describe()
-    return block
-
-
-def _find_rows(trace: Trace, name: BlockName) -> Block:
-    """Find the operators of a block."""
-    rows = records(trace.operators)
+    rows, name = records(trace.operators), BlockName.parse(path)
     forward = _find_forward(rows, name)
-    backward = _find_backward(rows, name, forward)
-    block = Block(name, rows, forward, backward)
+    block = Block(name, rows, forward, _find_backward(rows, name, forward))
     block.lists, owner = resolve_lists(trace, rows)
     block.optimizer = _find_optimizer(block, owner)
+    _Storages(trace, block).describe()
     return block
 
 

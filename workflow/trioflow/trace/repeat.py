@@ -13,6 +13,7 @@ import pandas as pd
 from trioflow.base.errors import TraceError
 from trioflow.base.units import ns_to_s
 from trioflow.tables import records
+from trioflow.trace.assemble import lay_end_to_end
 from trioflow.trace.block import Block, BlockName, Lists, Row, find_block, is_spanning
 from trioflow.trace.facts import UNTIMED, Entry, Facts
 from trioflow.trace.store import Trace, pipeline_units, tensor_bytes
@@ -107,7 +108,7 @@ class Repetition:
 
     def operators(self) -> pd.DataFrame:
         """Return the operator table, laid end to end in time."""
-        rows, now_ns = [], 0
+        rows = []
         for op_id, (old, copy) in enumerate(self.places):
             row = {**self.block.rows[old], "op_id": op_id}
             self._renumber(row, old, copy)
@@ -116,10 +117,10 @@ class Repetition:
             else:
                 for column in ("input_ids", "output_ids"):
                     row[column] = [self._tensor(i, self._key(i, copy), op_id, copy) for i in row[column]]
-            row["start_ns"] = now_ns + int(row["cpu_ns"])
-            now_ns = row["start_ns"] + int(row["device_ns"])
             rows.append(row)
-        return _like(self.trace.operators, rows)
+        frame = _like(self.trace.operators, rows)
+        lay_end_to_end(frame)
+        return frame
 
     def _is_before(self, old: int, row: Row) -> bool:
         """Return whether an operator, or the one that it differentiates, ran before the block."""
@@ -271,11 +272,9 @@ def repeat_layers(trace: Trace, layers: int) -> Trace:
                 fix=f"ask for at least {len(names)}, or capture fewer",
             )
         trace = repeat_block(trace, repeated, layers - len(names) + 1)
-    row = trace.facts.row or {}
-    if "layers" in row:  # two stacks counted it twice
-        facts = replace(trace.facts, row={**row, "layers": str(layers)})
-        trace = Trace(trace.operators, trace.tensors, facts)
-    return trace
+    row = dict(trace.facts.row or {})
+    row |= {"layers": str(layers)} if "layers" in row else {}  # two stacks counted it twice
+    return trace.replace(replace(trace.facts, row=row or None))
 
 
 def repeat_block(trace: Trace, block: str, copies: int) -> Trace:

@@ -59,15 +59,6 @@ def tensor_bytes(trace: Trace) -> list[int]:
     return [prod(shape) * int(size) for shape, size in zip(*columns, strict=True)]
 
 
-class _Content:
-    """What a trace holds as the checks take it."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.trace, self.facts, self.batch = trace, trace.facts, trace.facts.batch
-        self.operators, self.tensors = trace.operator_columns, trace.tensor_columns
-        self.count = self.operators.rows
-
-
 Found = tuple[str, str, str]
 """Where something does not hold (file, place) and what it is."""
 
@@ -78,44 +69,44 @@ def _rows(wrong: NDArray[np.bool_], column: str, problem: Callable[[int], str]) 
         yield "operators", f"row {row}, column {column}", problem(row)
 
 
-def _check_works(c: _Content) -> Iterator[Found]:
+def _check_works(trace: Trace) -> Iterator[Found]:
     """Check that phases are named, work is possible and adds up, and parts fit into wholes."""
-    yield from _rows(c.operators["phase"].isin([""]), "phase", lambda row: "the phase is empty")
+    yield from _rows(trace.operator_columns["phase"].isin([""]), "phase", lambda row: "the phase is empty")
     for name in ("flop", "read_bytes", "write_bytes", "device_ns", "cpu_ns"):
-        numbers = c.operators[name].tolist()  # of Python: their sum cannot overflow
+        numbers = trace.operator_columns[name].tolist()  # of Python: their sum cannot overflow
         if (max(numbers, default=0) if name == "flop" else sum(numbers)) >= MOST_WORK:
             row = max(range(len(numbers)), key=numbers.__getitem__)
-            what = f"{numbers[row]} of {c.operators['name'].tolist()[row]!r:.60}"
+            what = f"{numbers[row]} of {trace.operator_columns['name'].tolist()[row]!r:.60}"
             yield "operators", f"row {row}, column {name}", f"{what} is more than any step"
-    flop = sum(c.operators["flop"].tolist())  # of Python: a million tokens overflow 64 bits
-    counts = (("operators", c.facts.operators, c.count), ("flop", c.facts.flop, flop))
+    flop = sum(trace.operator_columns["flop"].tolist())  # of Python: a million tokens overflow 64 bits
+    counts = (("operators", trace.facts.operators, trace.operator_columns.rows), ("flop", trace.facts.flop, flop))
     for name, stated, counted in counts:
         if isinstance(stated, int) and stated != counted:
             yield "facts", name, f"{stated} is stated, but the operators have {counted}"
     for name in ("flop", "read_bytes", "write_bytes"):
-        whole, part = c.operators[name], c.operators[f"batch_{name}"]
+        whole, part = trace.operator_columns[name], trace.operator_columns[f"batch_{name}"]
         for row in np.flatnonzero(part > whole).tolist():
             problem = f"{part[row]} grow with the batch, of {whole[row]} in all"
             yield "operators", f"row {row}, column batch_{name}", problem
 
 
-def _check_references(c: _Content) -> Iterator[Found]:
+def _check_references(trace: Trace) -> Iterator[Found]:
     """Check that operators come after those that they differentiate, and tensors name operators that are there."""
-    forward = c.operators["forward_op_id"]
-    outside = (forward < -1) | (forward >= np.arange(c.count))
+    forward = trace.operator_columns["forward_op_id"]
+    outside = (forward < -1) | (forward >= np.arange(trace.operator_columns.rows))
     yield from _rows(outside, "forward_op_id", lambda row: f"{forward[row]} is not an operator before it")
-    yield from _check_tensors(c)
+    yield from _check_tensors(trace)
     for name in ("producer_op_id", "last_op_id"):
-        numbers = c.tensors[name]
-        for row in np.flatnonzero((numbers >= c.count) | (numbers < -1)).tolist():
+        numbers = trace.tensor_columns[name]
+        for row in np.flatnonzero((numbers >= trace.operator_columns.rows) | (numbers < -1)).tolist():
             problem = f"operator {numbers[row]} does not exist"
             yield "tensors", f"row {row}, column {name}", problem
 
 
-def _check_tensors(c: _Content) -> Iterator[Found]:
+def _check_tensors(trace: Trace) -> Iterator[Found]:
     """Take a type's size of an element from its first row; an undefined tensor has size 0."""
     sizes: dict[str, int] = {}
-    columns = (c.tensors[name].tolist() for name in ("shape", "elem_bytes", "dtype"))
+    columns = (trace.tensor_columns[name].tolist() for name in ("shape", "elem_bytes", "dtype"))
     for row, (shape, size, kind) in enumerate(zip(*columns, strict=True)):
         known = sizes.setdefault(kind, size)
         if size < 0 or size != known:
@@ -126,11 +117,11 @@ def _check_tensors(c: _Content) -> Iterator[Found]:
             yield "tensors", f"row {row}, column shape", f"{list(shape)!r:.60} is not a shape"
 
 
-def _check_shapes(c: _Content) -> Iterator[Found]:
+def _check_shapes(trace: Trace) -> Iterator[Found]:
     """Compare the shapes that operators recorded with those of the tensors that they name."""
-    shapes = [list(shape) for shape in c.tensors["shape"]]
+    shapes = [list(shape) for shape in trace.tensor_columns["shape"]]
     for side in ("input", "output"):
-        ids, recorded = c.operators[f"{side}_ids"], c.operators[f"{side}_shapes"]
+        ids, recorded = trace.operator_columns[f"{side}_ids"], trace.operator_columns[f"{side}_shapes"]
         flat = list(chain.from_iterable(ids))
         if flat and not 0 <= min(flat) <= max(flat) < len(shapes):
             row = next(r for r, one in enumerate(ids) if any(not 0 <= i < len(shapes) for i in one))
@@ -143,22 +134,22 @@ def _check_shapes(c: _Content) -> Iterator[Found]:
                 yield "operators", f"row {row}, column {side}_shapes", problem
 
 
-def _check_batch(c: _Content) -> Iterator[Found]:
+def _check_batch(trace: Trace) -> Iterator[Found]:
     """Look for the batch among the sizes that grow with it, and the inputs', where all growth begins."""
-    dims, recorded = c.operators["batch_dim"], c.operators["output_shapes"].tolist()
+    dims, recorded = trace.operator_columns["batch_dim"], trace.operator_columns["output_shapes"].tolist()
     for row in np.flatnonzero(dims >= 0).tolist():
         shapes, dim = recorded[row], int(dims[row])
-        if not shapes or dim >= len(shapes[0]) or shapes[0][dim] % c.batch:
-            problem = f"dimension {dim} of {shapes!r:.60} is not a multiple of the batch, {c.batch}"
+        if not shapes or dim >= len(shapes[0]) or shapes[0][dim] % trace.facts.batch:
+            problem = f"dimension {dim} of {shapes!r:.60} is not a multiple of the batch, {trace.facts.batch}"
             yield "operators", f"row {row}, column batch_dim", problem
-    inputs = c.tensors.take(c.tensors["category"].isin(["input"]))["shape"].tolist()
-    grows = bool(c.operators["batch_read_bytes"].any())
-    if grows and len(inputs) and not any(c.batch in shape for shape in inputs):
-        yield "facts", "batch", f"no input of the step has {c.batch} samples"
+    inputs = trace.tensor_columns.take(trace.tensor_columns["category"].isin(["input"]))["shape"].tolist()
+    grows = bool(trace.operator_columns["batch_read_bytes"].any())
+    if grows and len(inputs) and not any(trace.facts.batch in shape for shape in inputs):
+        yield "facts", "batch", f"no input of the step has {trace.facts.batch} samples"
 
 
-def _check_parameters(c: _Content) -> Iterator[Found]:
-    for key, entries in (("parameters", c.facts.parameters), ("buffers", c.facts.buffers)):
+def _check_parameters(trace: Trace) -> Iterator[Found]:
+    for key, entries in (("parameters", trace.facts.parameters), ("buffers", trace.facts.buffers)):
         for row, one in enumerate(entries or []):
             size, shape = one.get("elem_bytes", 1), one.get("shape", [])
             if not isinstance(size, int) or size < 1:
@@ -167,39 +158,39 @@ def _check_parameters(c: _Content) -> Iterator[Found]:
                 yield "facts", f"{key}[{row}].shape", f"{shape!r:.60} is not a shape"
 
 
-def _check_gradients(c: _Content) -> Iterator[Found]:
+def _check_gradients(trace: Trace) -> Iterator[Found]:
     """Check that gradients are of the step, stand once, and are as large as their parameters."""
-    for row, one in enumerate(c.facts.gradients):
+    for row, one in enumerate(trace.facts.gradients):
         ready = one["ready_after_op_id"]
-        if not 0 <= ready < c.count:
+        if not 0 <= ready < trace.operator_columns.rows:
             place = f"gradients[{row}].ready_after_op_id"
             yield "facts", place, f"operator {ready} does not exist"
         if one["size_bytes"] < 1:
             yield "facts", f"gradients[{row}].size_bytes", f"{one['size_bytes']} is not a size"
     for key in ("name", "parameter_storage_id"):
-        values = [one.get(key) for one in c.facts.gradients]
+        values = [one.get(key) for one in trace.facts.gradients]
         for value, count in Counter(values).items():
             if count > 1 and value is not None:
                 place = f"gradients[{values.index(value)}].{key}"
                 yield "facts", place, f"{value!r:.60} stands twice"
     due_bytes: dict[str, int] = {
         one["name"]: prod(one["shape"]) * int(one["elem_bytes"])
-        for one in c.facts.parameters or []
+        for one in trace.facts.parameters or []
         if isinstance(one.get("elem_bytes"), int)
     }
-    for row, one in enumerate(c.facts.gradients):
+    for row, one in enumerate(trace.facts.gradients):
         size, due = one["size_bytes"], due_bytes.get(one["name"])
         if due is not None and size != due:
             place = f"gradients[{row}].size_bytes"
             yield "facts", place, f"{size} bytes, its parameter has {due}"
 
 
-def _check_bytes(c: _Content) -> Iterator[Found]:
+def _check_bytes(trace: Trace) -> Iterator[Found]:
     """Compare an operator's bytes with all that its tensors hold; one in place may write its inputs."""
-    sizes, inputs = tensor_bytes(c.trace), c.operators["input_ids"].tolist()
-    in_place = [str(name).endswith("_") for name in c.operators["name"].tolist()]
+    sizes, inputs = tensor_bytes(trace), trace.operator_columns["input_ids"].tolist()
+    in_place = [str(name).endswith("_") for name in trace.operator_columns["name"].tolist()]
     for name, side in (("read_bytes", "input_ids"), ("write_bytes", "output_ids")):
-        moved, ids = c.operators[name].tolist(), c.operators[side].tolist()
+        moved, ids = trace.operator_columns[name].tolist(), trace.operator_columns[side].tolist()
         for row, (stated_bytes, one) in enumerate(zip(moved, ids, strict=True)):
             writes_more = bool(one) and side == "output_ids" and in_place[row]
             size_bytes = sum(sizes[i] for i in ({*one, *inputs[row]} if writes_more else one))
@@ -208,15 +199,15 @@ def _check_bytes(c: _Content) -> Iterator[Found]:
                 yield "operators", f"row {row}, column {name}", problem
 
 
-def _check_times(c: _Content) -> Iterator[Found]:
+def _check_times(trace: Trace) -> Iterator[Found]:
     """Compare sums: a device computes one instant once, and a CPU's step is nothing but operators."""
-    source, step_s = (c.facts.step_time_source or "un-profiled"), c.facts.step_time_s
-    if source == "none" or not c.count:
+    source, step_s = (trace.facts.step_time_source or "un-profiled"), trace.facts.step_time_s
+    if source == "none" or not trace.operator_columns.rows:
         return
-    computes = ~c.operators["kind"].isin(["collective"])
-    device, host = c.operators["device_ns"], c.operators["cpu_ns"]
+    computes = ~trace.operator_columns["kind"].isin(["collective"])
+    device, host = trace.operator_columns["device_ns"], trace.operator_columns["cpu_ns"]
     device_s, all_s = float(device[computes].sum()) / 1e9, float((device + host).sum()) / 1e9
-    on_cpu, place = c.facts.device == "cpu", "column device_ns"
+    on_cpu, place = trace.facts.device == "cpu", "column device_ns"
     most = _MOST_OF_BUSY_STEP if on_cpu else _MOST_OF_STEP
     if not device.any():
         yield "operators", place, f"all are 0 in a step of {step_s} s"
@@ -228,7 +219,7 @@ def _check_times(c: _Content) -> Iterator[Found]:
         yield "operators", place, problem
 
 
-CHECKS: tuple[Callable[[_Content], Iterator[Found]], ...] = (
+CHECKS: tuple[Callable[[Trace], Iterator[Found]], ...] = (
     _check_works,
     _check_references,
     _check_shapes,
@@ -246,8 +237,8 @@ def check_trace(trace: Trace, file: str | Path) -> None:
 
     Raises TraceError with ``file``, table (or facts), place and what does not hold.
     """
-    columns = _Content(trace)
-    for member, place, problem in chain.from_iterable(check(columns) for check in CHECKS):
+    trace = Trace(trace.operator_columns, trace.tensor_columns, trace.facts)
+    for member, place, problem in chain.from_iterable(check(trace) for check in CHECKS):
         raise TraceError(problem, file=file, place=f"{member}, {place}", fix=_FIX)
 
 

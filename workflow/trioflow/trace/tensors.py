@@ -428,9 +428,7 @@ class TensorTracker:
             for index, tensor in enumerate(self.tensors)
         ]
         frame = pd.DataFrame(rows, columns=tables.TENSORS.names)
-        for column in ("producer_op_id", "last_op_id"):
-            frame[column] = frame[column].astype("Int64")
-        return frame
+        return frame.astype(dict.fromkeys(tables.NULLABLE["tensors"], "Int64"))
 
 
 def _categorise(storage: _Storage, last_forward: int) -> str:

@@ -336,7 +336,20 @@ def capture_meta(row: Mapping[str, Any], batch: int, *, target: str = "cuda", se
     seen = observe_step(step, links)
     read = [f"the step asked tensors for {mode.values_read} numbers; without computing they are 0"]
     facts = {
-        **_describe(row, batch, seed),
+        **stamp(torch=str(torch.__version__), seed=seed),
+        "inputs": None,
+        "source": "capture without data",
+        "batch": batch,
+        "device": DEVICE,
+        "device_name": "none",
+        "workload": str(row["workload"]),
+        "row": {key: str(value) for key, value in row.items()},
+        **choose_precision(str(row.get("precision") or "fp32"), str(row["workload"])).describe(),
+        "optimizer": str(row["optimizer"]),
+        "step_time_s": 0.0,
+        "step_time_source": UNTIMED,
+        "step_times_s": [],
+        "tail_s": 0.0,
         **model,
         "target": target,
         **({"causal_attention": masks == {True}} if masks else {}),
@@ -406,23 +419,3 @@ def _move_to_fake(model: torch.nn.Module) -> None:
             for name, value in held.items():
                 if isinstance(value, torch.Tensor) and value.is_meta:
                     held[name] = fake(value)
-
-
-def _describe(row: Mapping[str, Any], batch: int, seed: int) -> dict[str, Any]:
-    """Return the facts that do not come from the profile."""
-    return {
-        **stamp(torch=str(torch.__version__), seed=seed),
-        "inputs": None,
-        "source": "capture without data",
-        "batch": batch,
-        "device": DEVICE,
-        "device_name": "none",
-        "workload": str(row["workload"]),
-        "row": {key: str(value) for key, value in row.items()},
-        **choose_precision(str(row.get("precision") or "fp32"), str(row["workload"])).describe(),
-        "optimizer": str(row["optimizer"]),
-        "step_time_s": 0.0,
-        "step_time_source": UNTIMED,
-        "step_times_s": [],
-        "tail_s": 0.0,
-    }

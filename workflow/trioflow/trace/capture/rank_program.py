@@ -331,15 +331,6 @@ class StreamLog:
             self._owed.pop(number, None)
             self._last[number] = op_id
 
-    def list_streams(self) -> dict[str, list[int]]:
-        """Return the operators of each stream but the first."""
-        numbers = sorted(set(self.of) - {0})
-        return {str(n): [i for i, own in enumerate(self.of) if own == n] for n in numbers}
-
-    def list_waits(self) -> list[list[int]]:
-        """Return what waits for what, each pair once."""
-        return [list(pair) for pair in sorted(set(self.waits))]
-
     @contextmanager
     def following(self) -> Iterator[None]:
         """Follow what streams are asked to wait for; the current one is number 0."""
@@ -460,6 +451,7 @@ def capture_rank(
             ) from error
     if not recorder.operators:
         raise InputError(f"the step of {row['model']} runs no operator of PyTorch")
+    streams = recorder.streams
     facts = {
         **_describe(row, batch, where, times_s, timed),
         **({"target": target} if where == DEVICE or not timed else {}),
@@ -468,8 +460,10 @@ def capture_rank(
         "program": {
             "rank": rank,
             "world_size": world_size,
-            "streams": recorder.streams.list_streams(),
-            "waits": recorder.streams.list_waits(),
+            "streams": {
+                str(n): [i for i, own in enumerate(streams.of) if own == n] for n in sorted({*streams.of} - {0})
+            },
+            "waits": [list(pair) for pair in sorted(set(streams.waits))],
         },
         "communication": recorder.messages,
     }

@@ -73,30 +73,27 @@ class TrainingStep:
 
     def __call__(self) -> None:
         """Run the step."""
-        with self.workload.precision.arithmetic():
-            self._run()
-
-    def _run(self) -> None:
         self.marks = []
-        start = time.perf_counter_ns()
-        self.optimizer.zero_grad()
-        for number in range(self.micro_steps):
-            with self.exchange(number == self.micro_steps - 1):
-                with self.workload.precision.forward(self.device):
-                    outputs = call_model(self.model, self.inputs)
-                    loss = self.workload.loss(outputs, self.targets)
-                    loss = self.scaler.scale(loss / self.micro_steps if self.micro_steps > 1 else loss)
-                # Outputs kept any longer would stand beside the gradients.
-                del outputs
-                middle = time.perf_counter_ns()
-                loss.backward()
-            end = time.perf_counter_ns()
-            self.marks += [("forward", number, start, middle), ("backward", number, middle, end)]
-            start = end
-        self._update()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.marks.append(("optimizer", 0, start, time.perf_counter_ns()))
+        with self.workload.precision.arithmetic():
+            start = time.perf_counter_ns()
+            self.optimizer.zero_grad()
+            for number in range(self.micro_steps):
+                with self.exchange(number == self.micro_steps - 1):
+                    with self.workload.precision.forward(self.device):
+                        outputs = call_model(self.model, self.inputs)
+                        loss = self.workload.loss(outputs, self.targets)
+                        loss = self.scaler.scale(loss / self.micro_steps if self.micro_steps > 1 else loss)
+                    # Outputs kept any longer would stand beside the gradients.
+                    del outputs
+                    middle = time.perf_counter_ns()
+                    loss.backward()
+                end = time.perf_counter_ns()
+                self.marks += [("forward", number, start, middle), ("backward", number, middle, end)]
+                start = end
+            self._update()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            self.marks.append(("optimizer", 0, start, time.perf_counter_ns()))
 
     def exchange(self, last: bool) -> AbstractContextManager[None]:
         """Return the context of a micro-step; wrappers exchange gradients in it, or keep them until the ``last``."""
@@ -209,12 +206,6 @@ def module_annotations(model: torch.nn.Module) -> Iterator[None]:
         yield
 
 
-def note_parameters(model: torch.nn.Module) -> None:
-    """Let the profiler see which tensors are parameters: nothing else tells a frozen one from an input."""
-    with _RecordFunctionFast(PARAMETERS, list(model.parameters())):
-        pass
-
-
 def _profile_steps(step: Callable[[], None], steps: int, path: Path, device: str) -> None:
     """Profile some steps without shapes, each inside its own annotation."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
@@ -251,7 +242,9 @@ def profile_with_tensors(step: Callable[[], None], model: torch.nn.Module, nodes
         profile(activities=activities, record_shapes=True, execution_trace_observer=observer) as profiler,
         record_function(STEP),
     ):
-        note_parameters(model)
+        # Nothing else tells a frozen parameter from an input.
+        with _RecordFunctionFast(PARAMETERS, list(model.parameters())):
+            pass
         step()
     return profiler
 
@@ -280,7 +273,12 @@ def describe_model(workload: Workload) -> dict[str, Any]:
     return {
         "parameters": [
             {"name": n, "shape": list(p.shape), "elem_bytes": p.element_size(), "frozen": not p.requires_grad}
-            | ({"shard_dimension": cut} if (cut := _find_shard_dimension(model, n)) else {})
+            # FSDP2 cuts the first dimension unless a parameter's module asks for another.
+            | (
+                {"shard_dimension": cut}
+                if (cut := getattr(model.get_submodule(n.rpartition(".")[0]), "shard_dimension", 0))
+                else {}
+            )
             for n, p in model.named_parameters()
         ],
         "buffers": [
@@ -290,11 +288,6 @@ def describe_model(workload: Workload) -> dict[str, Any]:
         "tensor_split": workload.tensor_split,
         "attention_heads": _list_heads(model),
     }
-
-
-def _find_shard_dimension(model: torch.nn.Module, name: str) -> int:
-    """Return the dimension of a parameter that FSDP2 cuts, 0 unless its module asks for another."""
-    return getattr(model.get_submodule(name.rpartition(".")[0]), "shard_dimension", 0)
 
 
 def _list_heads(model: torch.nn.Module) -> list[int]:

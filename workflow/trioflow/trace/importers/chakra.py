@@ -66,12 +66,6 @@ class Calls:
     steps: int = 1  # annotated steps in the file; the last one is read
 
 
-def has_calls(nodes: Sequence[ChakraNode]) -> bool:
-    """Return whether a file holds the host's operators with their times."""
-    timed = any(node.start_us for node in nodes)
-    return timed and any(node.on_cpu and is_operator(node.name) for node in nodes)
-
-
 def read_calls(nodes: Sequence[ChakraNode]) -> Calls:
     """Return the (last) step of a file's nodes."""
     words = kineto_words("step")
@@ -281,7 +275,7 @@ def import_chakra(path: str | Path, options: ImportOptions) -> Trace:
         "optimizer": options.optimizer or stated.get("optimizer"),
     }
     run = _read_run(path, stated, nodes, options)
-    if has_calls(nodes):
+    if any(node.start_us for node in nodes) and any(node.on_cpu and is_operator(node.name) for node in nodes):
         trace = _read_calls(path, nodes, facts, run)
     else:
         trace = _read_flat(path, nodes, facts, str(stated.get("device") or ""), run)
