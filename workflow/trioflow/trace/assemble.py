@@ -14,16 +14,11 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.trace.facts import Facts, check_facts
-from trioflow.trace.store import Trace, check_trace
+from trioflow.trace.store import Trace, check_trace, lay_end_to_end
 from trioflow.trace.tensors import MadeInside, OperatorTensors, TensorRef, TensorTracker, count_flop, may_multiply
 
 _CAST = "aten::to"
 _MAY_LACK = tables.NULLABLE["operators"]
-
-
-def lay_end_to_end(operators: pd.DataFrame) -> None:
-    """Give every operator its start [ns]: host time before it, then its own."""
-    operators["start_ns"] = (operators["cpu_ns"] + operators["device_ns"]).cumsum() - operators["device_ns"]
 
 
 class ReadyGradient(NamedTuple):

@@ -298,7 +298,9 @@ class _Storages:
         inside = self._used(lambda op: op in members)
         outside = self._used(lambda op: op not in members and op not in block.lists)
         made = {s for s, op in self.producer.items() if op in members}
-        shared = self._step_inputs() if self.alone else set()
+        # The step's inputs: with one block alone nothing says whose they are.
+        places = zip(self.storage, self.category, self.kinds, strict=True)
+        shared = {s for s, category, (shape, _) in places if self.alone and category == "input" and shape}
         found = {s for s in inside - outside if self.producer[s] is None} - shared
         listed = {
             self.storage[i]
@@ -318,14 +320,6 @@ class _Storages:
             for row in self.rows
             if chosen(int(row["op_id"]))
             for i in (*row["input_ids"], *row["output_ids"])
-        }
-
-    def _step_inputs(self) -> set[int]:
-        """Return the step's inputs: with one block alone nothing says whose they are."""
-        return {
-            storage
-            for storage, category, (shape, _) in zip(self.storage, self.category, self.kinds, strict=True)
-            if category == "input" and shape
         }
 
     def _chain(self, part: range, phase: str) -> dict[int, int]:

@@ -4,7 +4,7 @@ A captured block's rows stand for those of every further one: each distinct even
 as in G. Lu et al., "DistSim", CF 2023.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -13,10 +13,9 @@ import pandas as pd
 from trioflow.base.errors import TraceError
 from trioflow.base.units import ns_to_s
 from trioflow.tables import records
-from trioflow.trace.assemble import lay_end_to_end
 from trioflow.trace.block import Block, BlockName, Lists, Row, find_block, is_spanning
 from trioflow.trace.facts import UNTIMED, Entry, Facts
-from trioflow.trace.store import Trace, pipeline_units, tensor_bytes
+from trioflow.trace.store import Trace, lay_end_to_end, pipeline_units, tensor_bytes
 
 Key = tuple[int, int | None]
 """An operator or a storage of the captured trace and the copy it is of; None for one of no copy."""
@@ -338,7 +337,17 @@ def _repeat_facts(facts: Facts, name: BlockName, copies: int, places: Repetition
         parameters=None if facts.parameters is None else _repeat_named(facts.parameters, name, copies),
         buffers=None if facts.buffers is None else _repeat_named(facts.buffers, name, copies),
         units=None if facts.units is None else _repeat_units(facts.units, name, copies),
-        tensor_split=None if facts.tensor_split is None else _repeat_patterns(facts.tensor_split, name, copies),
+        # Rules that name the block's own modules are repeated; a pattern such as ``blocks.*`` fits all.
+        tensor_split=None
+        if facts.tensor_split is None
+        else dict(
+            _repeat_runs(
+                facts.tensor_split.items(),
+                lambda item: name.holds(item[0]),
+                lambda item, copy: (name.renumber(item[0], copy, copies), item[1]),
+                copies,
+            )
+        ),
         gradients=_repeat_gradients(facts, name, copies, places),
         row=None if facts.row is None else row,
         repeated=[*(facts.repeated or []), {"block": name.path, "copies": copies}],
@@ -388,17 +397,6 @@ def _repeat_units(units: Iterable[Entry], name: BlockName, copies: int) -> list[
         return bool(unit["modules"]) and all(name.holds(m) for m in unit["modules"])
 
     return _repeat_runs(units, whole, rename, copies)
-
-
-def _repeat_patterns(rules: Mapping[str, str], name: BlockName, copies: int) -> dict[str, str]:
-    """Repeat rules that name the block's own modules; a pattern such as ``blocks.*`` fits all."""
-    items = _repeat_runs(
-        rules.items(),
-        lambda item: name.holds(item[0]),
-        lambda item, copy: (name.renumber(item[0], copy, copies), item[1]),
-        copies,
-    )
-    return dict(items)
 
 
 def _repeat_gradients(facts: Facts, name: BlockName, copies: int, places: Repetition) -> list[Entry]:

@@ -88,7 +88,16 @@ def import_profile(profile: Profile, execution_trace: str | Path | None, options
     program = describe_program(profile.header, step, seen.operators)
     files = [profile.path, *([] if execution_trace is None else [execution_trace])]
     facts = {
-        **_describe_run(profile, step, seen, options),
+        **stamp(),
+        "workload": options.workload or profile.path.name.partition(".")[0],
+        "batch": int(options.need("batch", profile.path, _find_batch(seen.operators))),
+        "device": "cuda" if step.on_device else "cpu",
+        "device_name": _name_device(profile, step, options),
+        "precision": str(options.need("precision", profile.path, _find_precision(step, seen.operators))),
+        "optimizer": options.optimizer or _find_optimizer(step),
+        "operators_without_tensors": seen.without_tensors,
+        "unjoined": seen.unjoined,
+        **coverage_of(step),
         "source": "Kineto" if nodes is None else "Kineto and execution trace",
         "step_time_s": ns_to_s(step_ns),
         "step_time_source": step_time_source,
@@ -104,23 +113,6 @@ def import_profile(profile: Profile, execution_trace: str | Path | None, options
     if not shaped:
         facts["gradients"] = list_buckets(program, seen.operators)
     return assemble_trace(seen.operators, facts, ready=seen.ready, file=files[-1])
-
-
-def _describe_run(profile: Profile, step: StepEvents, seen: Observation, options: ImportOptions) -> dict[str, Any]:
-    """Return the facts of what ran: the files' own, and where they are silent the options'."""
-    source = profile.path
-    return {
-        **stamp(),
-        "workload": options.workload or source.name.partition(".")[0],
-        "batch": int(options.need("batch", source, _find_batch(seen.operators))),
-        "device": "cuda" if step.on_device else "cpu",
-        "device_name": _name_device(profile, step, options),
-        "precision": str(options.need("precision", source, _find_precision(step, seen.operators))),
-        "optimizer": options.optimizer or _find_optimizer(step),
-        "operators_without_tensors": seen.without_tensors,
-        "unjoined": seen.unjoined,
-        **coverage_of(step),
-    }
 
 
 def _leave_graphs(profile: Profile, spans: list[Span]) -> tuple[list[Span], list[str]]:

@@ -217,15 +217,6 @@ def _find_tensor(
     return tensors[min(fitting, key=lambda place: (abs(place - cursor), place))]
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse a path that is not a folder with both files: TraceError names what is missing."""
-    for name in (TRACE_FILE, TENSOR_FILE):
-        if not (folder / name).is_file():
-            raise TraceError(
-                f"{name} is missing", file=folder, fix=f"give the folder with both {TRACE_FILE} and {TENSOR_FILE}"
-            )
-
-
 _PARAMETER_TYPES = ("weight", "bias")
 """Beginnings of a parameter's type; only needed where no optimizer says."""
 
@@ -484,7 +475,11 @@ def import_triosim(folder: str | Path, options: ImportOptions) -> Trace:
     is what runs from one reader of a weight to the next.
     """
     folder = Path(folder)
-    check_folder(folder)
+    for name in (TRACE_FILE, TENSOR_FILE):
+        if not (folder / name).is_file():
+            raise TraceError(
+                f"{name} is missing", file=folder, fix=f"give the folder with both {TRACE_FILE} and {TENSOR_FILE}"
+            )
     rows = read_triosim(folder)
     facts = _read_facts(folder, rows, options)
     parameters = find_parameters(rows)

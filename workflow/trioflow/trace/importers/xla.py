@@ -148,8 +148,10 @@ def _read_file(path: Path) -> _File:
     found, seen = _File(path), 0
     for place, event in enumerate(events):
         try:
-            if event.ph == "M":
-                _take_name(found, event)
+            if event.ph == "M" and event.name == "process_name":
+                found.processes[event.pid] = str(event.args["name"])
+            elif event.ph == "M" and event.name == "thread_name":
+                found.lanes[event.pid, event.tid] = str(event.args["name"])
             elif event.ph == "X":
                 seen += 1
                 _take_event(found, event)
@@ -165,13 +167,6 @@ def _read_file(path: Path) -> _File:
             fix="record fewer steps, without Python's calls (ProfileOptions.python_tracer_level = 0)",
         )
     return found
-
-
-def _take_name(found: _File, raw: _Entry) -> None:
-    if raw.name == "process_name":
-        found.processes[raw.pid] = str(raw.args["name"])
-    elif raw.name == "thread_name":
-        found.lanes[raw.pid, raw.tid] = str(raw.args["name"])
 
 
 def _take_event(found: _File, raw: _Entry) -> None:

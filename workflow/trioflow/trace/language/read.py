@@ -4,10 +4,12 @@ What reads a file is registered: Hugging Face's, Megatron-LM's, nanotron's and l
 """
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from trioflow.base.errors import InputError
 from trioflow.base.input_files import LARGEST_JSON_BYTES, parse_json, parse_toml, read_text
@@ -104,12 +106,6 @@ def _read_published() -> dict[str, Configuration]:
 
 
 def _read_row(row: dict[str, str]) -> Configuration:
-    readers: dict[str, Any] = {"int": int, "float": float, "bool": lambda text: text == "true"}
-    values = {
-        field.name: readers.get(getattr(field.type, "__name__", str(field.type)), str)(row[field.name])
-        for field in fields(LanguageModel)
-        if field.name in row
-    }
     notes = (f"{row['left_out']} is not built, and left out",) if row["left_out"] else ()
-    model = LanguageModel(**values).check(str(TABLE.name))
+    model = msgspec.convert(row, LanguageModel, strict=False).check(str(TABLE.name))
     return Configuration(model, notes=notes, max_positions=int(row["max_positions"]))

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +133,7 @@ def kernels_of(operator: Event, kernels: Kernels) -> list[Event]:
     return sorted(found, key=_by_start)
 
 
-def _by_start(kernel: Event) -> tuple[int, int, str]:
-    return kernel.start_ns, kernel.end_ns, kernel.name
+_by_start = attrgetter("start_ns", "end_ns", "name")
 
 
 def busy_ns(kernels: Iterable[Event]) -> int:
@@ -233,8 +233,6 @@ _WEIGHTS: dict[str, tuple[int, ...]] = {
 }
 """Arguments that hold parameters in PyTorch's own modules."""
 
-_STATISTICS: dict[str, tuple[int, ...]] = {"aten::batch_norm": (3, 4)}
-
 
 def tensors_of_event(event: Event, numbers: Iterator[int]) -> list[TensorRef]:
     """Return the input tensors of an event profiled with shapes; identities are unknown.
@@ -247,7 +245,6 @@ def tensors_of_event(event: Event, numbers: Iterator[int]) -> list[TensorRef]:
         return []
     found = []
     weights = _WEIGHTS.get(event.name, ())
-    statistics = _STATISTICS.get(event.name, ())
     for argument, (shape, kind) in enumerate(zip(shapes, types, strict=True)):
         members = shape if kind == "TensorList" else [shape]
         word = element_type(kind) if kind != "TensorList" else "float"
@@ -255,7 +252,6 @@ def tensors_of_event(event: Event, numbers: Iterator[int]) -> list[TensorRef]:
         if size is None:
             continue
         category = "parameter" if argument in weights else ""
-        category = "buffer" if argument in statistics else category
         for sizes in members:
             if is_shape(sizes):
                 number = next(numbers)

@@ -513,7 +513,14 @@ def merge_trace(folder: str | Path) -> Trace:
     nodes = read_nodes(folder / "execution_trace.json.gz")
     links = link_nodes(list(step.root.walk()), nodes)
     seen = observe_step(step, links)
-    _check_optimizer(environment, seen.operators, path)
+    said = environment.get("optimizer", "none")
+    if (said != "none") != any(one.phase == "optimizer" for one in seen.operators):
+        raise TraceError(
+            f"the environment names the optimizer {environment.get('optimizer')!r} and the step"
+            f" {'updates parameters' if said == 'none' else 'shows no update'}",
+            file=path,
+            fix="capture it again",
+        )
     warnings = [*environment.get("warnings", []), *seen.unjoined, *seen.notes, *list_doubts(step, links, nodes)]
     times = _choose_times(folder, step, warnings)
     clean = times.without_overhead(environment["step_time_s"])
@@ -528,7 +535,9 @@ def merge_trace(folder: str | Path) -> Trace:
         "inputs": {name: digest_file(folder / name)[:16] for name in RAW_FILES if (folder / name).exists()},
         "profiled_step_s": profiled_s,
         "profiler_overhead": profiled_s / environment["step_time_s"] - 1,
-        "repeats": _measure_repeats(times, seen.operators),
+        "repeats": measure_repeats(
+            times.repeats_ns, [one.phase for one in seen.operators], [one.name for one in seen.operators]
+        ),
         "tail_s": ns_to_s(clean.tail_ns),
         "operators_without_tensors": seen.without_tensors,
         "unjoined": seen.unjoined,
@@ -556,26 +565,6 @@ def _read_environment(file: Path) -> dict[str, Any]:
                 fix="capture it again",
             )
     return environment
-
-
-def _check_optimizer(environment: Mapping[str, Any], operators: Sequence[ObservedOperator], path: Path) -> None:
-    """Refuse a step whose updates are said to be there and are not annotated, or the reverse."""
-    said = environment.get("optimizer", "none") != "none"
-    if said != any(one.phase == "optimizer" for one in operators):
-        raise TraceError(
-            f"the environment names the optimizer {environment.get('optimizer')!r} and the step"
-            f" {'shows no update' if said else 'updates parameters'}",
-            file=path,
-            fix="capture it again",
-        )
-
-
-def _measure_repeats(times: StepTimes, operators: Sequence[ObservedOperator]) -> dict[str, Any] | None:
-    """Return the spread of the lightly profiled steps; None where there are none."""
-    if times.repeats_ns is None:
-        return None
-    phases, names = [one.phase for one in operators], [one.name for one in operators]
-    return measure_repeats(times.repeats_ns, phases, names)
 
 
 def set_times(operators: list[ObservedOperator], times: StepTimes) -> None:

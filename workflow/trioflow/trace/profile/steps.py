@@ -480,7 +480,7 @@ _LEAST_SHARE = 0.01
 
 
 def measure_repeats(
-    times_ns: NDArray[np.float64], phases: Sequence[str], names: Sequence[str]
+    times_ns: NDArray[np.float64] | None, phases: Sequence[str], names: Sequence[str]
 ) -> dict[str, Any] | None:
     """Return the spread of a step's repeats, as the fact ``repeats`` holds it; None of one step.
 
@@ -489,8 +489,7 @@ def measure_repeats(
     each operator, as variances add up, and of the longest ``operators`` by name; what is left over
     is what phase and step share, or 0. ``autocorrelation`` of the steps' factors.
     """
-    steps, _ = times_ns.shape
-    if steps < 2:
+    if times_ns is None or len(times_ns) < 2:
         return None
     kinds = sorted(set(phases))
     own = [np.array([phase == kind for phase in phases]) for kind in kinds]
@@ -513,7 +512,7 @@ def measure_repeats(
     beside = step - step.mean()
     pairs = float((beside[1:] ** 2 + beside[:-1] ** 2).sum()) / 2
     return {
-        "steps": steps,
+        "steps": len(times_ns),
         "step_log": math.sqrt(of_step),
         "pass_log": math.sqrt(of_passes),
         "operator_log": _root(variance, square),
