@@ -11,8 +11,8 @@ out once. Links are not shared anew: flows take from one another what they did i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -272,8 +272,8 @@ class Summary(TimelineSummary):
     """What a simulation came to, and how it was run.
 
     ``low_s``, ``high_s``: ends of the 80 % interval of the step, of ``simulate_interval`` [s].
-    ``events``: starts and ends of tasks and flows that were executed. ``link_bytes``: what crossed each link, by
-    ``source->target`` [bytes]. ``confidence``: the worst of the collectives that take a share of the step, see
+    ``events``: starts and ends of tasks and flows that were executed. ``count_link_bytes``: says what crossed each link,
+    by its ends [bytes]. ``confidence``: the worst of the collectives that take a share of the step, see
     ``certainty``; measured where nothing communicates. ``warnings``: what the reader must know, the graph's first.
     ``network``, ``engine``: how flows shared links, and which engine ran: compiled or reference. ``aggregated``:
     collectives that were one event; only with algorithms. ``folded``: whether identical ranks were executed once:
@@ -285,7 +285,7 @@ class Summary(TimelineSummary):
     low_s: float | None = None
     high_s: float | None = None
     events: int
-    link_bytes: dict[str, float]
+    count_link_bytes: Callable[[], Mapping[tuple[str, str], float]] = field(repr=False, compare=False)
     confidence: str
     warnings: list[str]
     network: str
@@ -296,9 +296,14 @@ class Summary(TimelineSummary):
     executed_ranks: int
     simulator_wall_s: float
 
+    @cached_property
+    def link_bytes(self) -> dict[str, float]:
+        """What crossed each link, by ``source->target`` [bytes]; a large platform has a hundred thousand."""
+        return {f"{source}->{target}": size for (source, target), size in sorted(self.count_link_bytes().items())}
+
     def to_dict(self) -> dict[str, Any]:
         """Return what JSON holds of it: optional entries only where there is something in them."""
-        found = {cell.name: getattr(self, cell.name) for cell in fields(self)}
+        found = {name: getattr(self, name) for name in (cell.name.removeprefix("count_") for cell in fields(self))}
         found["per_rank"] = [row._asdict() for row in self.per_rank]
         return {name: value for name, value in found.items() if value is not None}
 

@@ -568,15 +568,13 @@ def _read_result(graph: TaskGraph, platform: Platform, options: SimulationOption
     execution = ran.execution
     traffic = gather_traffic(ran.program, execution, ran.network) if options.record_links else None
     folded, moved = ready.folded, execution.link_bytes
-    if folded is not None:
-        moved = folded.spread_bytes(moved, platform.links)
     shares = measure_shares(ran.program, execution)
     found = [*ran.program.exchanges.warnings, *warn_of_parts(shares)]
     algorithms, _ = choose_algorithms(graph.metadata.plan, options.algorithms, options.chunks)
     summary = Summary(
         **vars(ready.summarize(execution)),
         events=execution.events,
-        link_bytes={name: moved[ends] for ends, name in platform.link_names if ends in moved},
+        count_link_bytes=partial(folded.spread_bytes, moved, platform.links) if folded else lambda: moved,
         confidence=find_confidence(shares),
         warnings=list(dict.fromkeys([*graph.metadata.warnings, *found])),
         network=options.network,

@@ -564,12 +564,6 @@ class Platform(Derives):
     def __repr__(self) -> str:
         return f"<Platform {self.name}: {self.ranks} x {self.device.name}, {len(self.links)} links>"
 
-    @cached_property
-    def link_names(self) -> list[tuple[tuple[str, str], str]]:
-        """Ends of its links in their order, and how a summary calls each link."""
-        ends = sorted({(link.source, link.target) for link in self.links})
-        return [(pair, f"{pair[0]}->{pair[1]}") for pair in ends]
-
     def to_networkx(self) -> DiGraph:
         """Return the machine as a graph: an edge is a link with its fields."""
         import networkx
