@@ -134,9 +134,9 @@ def test_stages_are_nanotron_s(runs: list[Run]) -> None:
     """A stage ends with the block that reaches its share: 5 layers of 16 on the first of 4, a quarter exactly."""
     run = next(r for r in runs if r.parameters == 1.34)
     trace = trace_run(run)
-    layers = [len(stage) for stage in cut_stages(trace, replace(run, pipeline=4))]
+    layers = [len(stage) for stage in cut_stages(trace, run._replace(pipeline=4))]
     assert layers == [1 + 5, 5, 5, 1 + 1]
-    assert sum(map(len, cut_stages(trace, replace(run, pipeline=16)))) == 18
+    assert sum(map(len, cut_stages(trace, run._replace(pipeline=16)))) == 18
 
 
 def test_sampled_peaks_keep_their_limits(cases) -> None:
@@ -260,7 +260,7 @@ def test_sampled_steps_keep_their_limits(steps) -> None:
 def test_micro_batches_beyond_a_full_pipeline_add_equal_times(runs: list[Run]) -> None:
     """What is not simulated is extrapolated: beside the whole step it is off by rounding."""
     run = next(r for r in runs if r.ran and r.parameters == 1.34 and r.nodes == 1 and r.tensor == 2 and r.pipeline == 2)
-    run = replace(run, accumulate=10, measured_step_s=1.0)
+    run = run._replace(accumulate=10, measured_step_s=1.0)
     platform = load_platform(PLATFORM, 8)
     times = time_operators(trace_run(run), platform.device.name)
     stages = cut_stages(times.traces[0], run)

@@ -29,8 +29,8 @@ recipes (one node of eight GPUs); Transformer Engine's
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import make_dataclass, replace
 from functools import cache, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -55,7 +55,7 @@ from trioflow.trace.store import pipeline_units
 
 from trioflow_evaluation import DATA
 from trioflow_evaluation.clusters.parts import extend_steps, plain_model
-from trioflow_evaluation.tables import CLUSTER_RATES
+from trioflow_evaluation.tables import CLUSTER_PEAKS, CLUSTER_RATES
 
 LOGGED_PEAKS = "megatron/peaks"
 FOLDER = "NVIDIA+Megatron-LM/tests/functional_tests/test_cases"
@@ -77,20 +77,11 @@ _TE_STREAMS = 4
 """Streams of its grouped products, each with a workspace (``get_multi_stream_cublas_workspace``)."""
 
 
-@dataclass(frozen=True)
-class MemoryTest:
-    """One run of one test; ``suite`` is gpt, moe, bert or t5, ``kept_bytes`` what lay there between steps, at the end."""
+def read_cases(files: Iterable[str | Path]) -> list[dict[str, Any]]:
+    """Read ``golden_values_dev_dgx_<device>.json`` beside ``model_config.yaml``: what ``CLUSTER_PEAKS`` says that was measured.
 
-    folder: Path
-    suite: str
-    name: str
-    device: str
-    peak_bytes: float
-    kept_bytes: float
-
-
-def read_cases(files: Iterable[str | Path]) -> list[MemoryTest]:
-    """Read ``golden_values_dev_dgx_<device>.json`` beside ``model_config.yaml``; TableError where one is damaged."""
+    With ``folder``, where the test lies. Raises TableError where a file is damaged.
+    """
     found = []
     for path in sorted(Path(file) for file in files):
         device = path.stem.rpartition("_")[2]
@@ -101,45 +92,36 @@ def read_cases(files: Iterable[str | Path]) -> list[MemoryTest]:
             peak, kept = (
                 [float(value) for value in logged[name]["values"].values() if value != "nan"] for name in (PEAK, KEPT)
             )
-            found.append(
-                MemoryTest(path.parent, path.parent.parent.name, path.parent.name, device, max(peak), kept[-1])
-            )
+            about = {
+                "folder": path.parent,
+                "suite": path.parent.parent.name,
+                "case": path.parent.name,
+                "device": device,
+            }
+            found.append({**about, "measured_bytes": max(peak), "kept_bytes": kept[-1]})
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             raise TableError(f"no logged peaks: {error!r}", file=path, fix=f"retrieve {LOGGED_PEAKS} again") from None
     return found
 
 
-def judge_peaks(cases: Iterable[MemoryTest]) -> pd.DataFrame:
+def judge_peaks(cases: Iterable[dict[str, Any]]) -> pd.DataFrame:
     """Return ``CLUSTER_PEAKS``, a row a case; of a refused one the prediction is missing."""
-    frame = pd.DataFrame([_judge(case) for case in cases])
+    frame = pd.DataFrame([case | _judge(case) for case in cases], columns=CLUSTER_PEAKS.names)
     numbers = ["data", "tensor", "pipeline", "workspace_bytes", "predicted_bytes"]
-    return frame.astype(dict.fromkeys(numbers, "Int64"))
+    return frame.fillna(dict.fromkeys(("attention", "not_followed", "refused"), "")).astype(
+        dict.fromkeys(numbers, "Int64")
+    )
 
 
-def _judge(case: MemoryTest) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "suite": case.suite,
-        "case": case.name,
-        "device": case.device,
-        "measured_bytes": case.peak_bytes,
-        "kept_bytes": case.kept_bytes,
-        "data": None,
-        "tensor": None,
-        "pipeline": None,
-        "attention": "",
-        "workspace_bytes": None,
-        "predicted_bytes": None,
-        "not_followed": "",
-        "refused": "",
-    }
+def _judge(case: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        if case.suite in OTHER_NETWORKS:
-            raise InputError(OTHER_NETWORKS[case.suite])
-        found = _predict_peaks(case.folder / CONFIG)
+        if case["suite"] in OTHER_NETWORKS:
+            raise InputError(OTHER_NETWORKS[case["suite"]])
+        found = _predict_peaks(case["folder"] / CONFIG)
     except TrioflowError as error:
-        return {**row, "refused": getattr(error, "problem", str(error))}
-    workspace = count_test_workspaces(case.folder / CONFIG, case.device)
-    return {**row, **found, "workspace_bytes": workspace, "predicted_bytes": found["predicted_bytes"] + workspace}
+        return {"refused": getattr(error, "problem", str(error))}
+    workspace = count_test_workspaces(case["folder"] / CONFIG, case["device"])
+    return {**found, "workspace_bytes": workspace, "predicted_bytes": found["predicted_bytes"] + workspace}
 
 
 @cache
@@ -224,50 +206,20 @@ _NUMBERS = {
 }
 
 
-@dataclass(frozen=True)
-class Rate:
-    """A row of the pages; ``training`` is Pre-Training, SFT or LoRA, ``measured_tokens_per_s`` of one GPU."""
-
-    release: str
-    training: str
-    model: str
-    precision: str
-    gpus: int
-    batch: int
-    micro_batch: int
-    sequence: int
-    fsdp: int
-    tensor: int
-    pipeline: int
-    context: int
-    stages_per_rank: int
-    expert: int
-    measured_tokens_per_s: float
+Rate: Any = make_dataclass(
+    "Rate", CLUSTER_RATES.names[: CLUSTER_RATES.names.index("measured_tokens_per_s") + 1], frozen=True
+)
+"""A row of the pages: the columns of ``CLUSTER_RATES`` that are read."""
 
 
-@dataclass(frozen=True)
-class BenchmarkRecipe:
-    """How Megatron-Bridge's benchmark trains a model on H100, beside what a row says.
+@cache
+def load_recipes() -> dict[str, dict[str, str]]:
+    """Return how Megatron-Bridge's benchmark trains models on H100, beside what a row says, by the pages' name of a model.
 
     ``network`` is trioflow's name, the others columns of a plan: ``expert_domain`` 8 for DeepEP or
     HybridEP (``moe_token_dispatcher_type`` flex), ``expert_overlap`` from ``moe_a2a_overlap``.
     """
-
-    network: str
-    tensor_overlap: str
-    expert_domain: int
-    expert_overlap: bool
-
-
-@cache
-def load_recipes() -> dict[str, BenchmarkRecipe]:
-    """Return the recipes, by the pages' name of a model."""
-    return {
-        row["model"]: BenchmarkRecipe(
-            row["network"], row["tensor_overlap"], int(row["expert_domain"]), row["expert_overlap"] == "1"
-        )
-        for row in read_table(RECIPES)
-    }
+    return {row["model"]: row for row in read_table(RECIPES)}
 
 
 def read_rates(files: Iterable[str | Path]) -> list[Rate]:
@@ -348,7 +300,7 @@ def predict_step_s(rate: Rate) -> NDArray[np.float64]:
     """
     model = plain_model(rate.model)
     recipe = load_recipes().get(model)
-    if recipe is None or recipe.network not in published_models():
+    if recipe is None or recipe["network"] not in published_models():
         raise InputError(f"{model}: no such network is built")
     if rate.training == "LoRA":
         raise InputError("low-rank adapters are trained, and here all weights are")
@@ -364,7 +316,7 @@ def predict_step_s(rate: Rate) -> NDArray[np.float64]:
 @cache
 def _simulate(rate: Rate, replicas: int, pieces: int) -> NDArray[np.float64]:
     """Return the step of so many micro-batches, and the ends of its interval [s]; ``batch`` is not read."""
-    name = load_recipes()[plain_model(rate.model)].network
+    name = load_recipes()[plain_model(rate.model)]["network"]
     step = LanguageStep(rate.sequence, rate.micro_batch, rate.precision)
     times = time_operators(make_trace(published_models()[name], step), DEVICES["h100"])
     stages = cut_stages(list(pipeline_units(times.traces[0])), rate.pipeline * rate.stages_per_rank)
@@ -391,11 +343,11 @@ def plan_rate(rate: Rate, replicas: int, pieces: int) -> Plan:
         columns |= {"context": rate.context, "context_method": "ring"}
     split, recipe = rate.tensor > 1, load_recipes().get(plain_model(rate.model))
     if split and recipe:
-        columns["tensor_overlap"] = recipe.tensor_overlap
+        columns["tensor_overlap"] = recipe["tensor_overlap"]
     if rate.expert > 1 and recipe:
-        columns["expert_domain"] = recipe.expert_domain
+        columns["expert_domain"] = int(recipe["expert_domain"])
         # Megatron refuses it in a pipeline of one stage a rank.
-        columns["expert_overlap"] = recipe.expert_overlap and (several or rate.pipeline == 1)
+        columns["expert_overlap"] = recipe["expert_overlap"] == "1" and (several or rate.pipeline == 1)
     return make_plan(
         replicas,
         rate.tensor,

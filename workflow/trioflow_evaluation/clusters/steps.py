@@ -13,8 +13,8 @@ References
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
@@ -193,118 +193,77 @@ _SIZES = {
 _TIED_BELOW = 10_000
 
 
-@dataclass(frozen=True)
-class Run:
-    """One row of the file: ``hidden``, ``key_values`` (heads) and ``vocabulary`` name the model.
+Run = Any
+"""One row of the file, its columns as `read_runs` calls them.
 
-    ``accumulate`` counts a replica's micro-batches; ``rates``: what the job's collectives reach inside a node and
-    over all its ranks, by operation [GB/s]. What the file does not give is not a number.
-    """
-
-    hidden: int
-    key_values: int
-    vocabulary: int
-    nodes: int
-    micro_batch: int
-    accumulate: int
-    data: int
-    pipeline: int
-    tensor: int
-    zero: int
-    allocated_bytes: float
-    measured_bytes: float
-    measured_step_s: float
-    mfu: float
-    status: str
-    after_fix: bool
-    rates: Mapping[str, tuple[float, float]]
-
-    @property
-    def ran(self) -> bool:
-        """Whether the run came to its end."""
-        return self.status == SUCCEEDED
-
-    @property
-    def parameters(self) -> float:
-        """Parameters of the model to three digits [1e9]."""
-        return _count_parameters(self.hidden, self.key_values, self.vocabulary)
-
-    @property
-    def part(self) -> str:
-        """Which part of the runs it is judged in."""
-        return name_part(self.parameters, self.tensor)
-
-    @property
-    def network(self) -> str:
-        """Which network the job had."""
-        return name_network(self.nodes, *self.rates["all_gather"])
-
-    @property
-    def set(self) -> str:
-        """Which set of cases the run is in."""
-        if not self.ran:
-            return FAILED
-        if self.pipeline > 1 and not self.after_fix:
-            return BEFORE
-        return FITTED if is_fitted_on(self.parameters, self.nodes, self.tensor) else RAN
+``hidden``, ``key_values`` (heads) and ``vocabulary`` name the model; ``accumulate`` counts a replica's micro-batches;
+``rates``: what the job's collectives reach inside a node and over all its ranks, by operation [GB/s]; ``ran``: whether it
+came to its end; ``parameters`` to three digits [1e9]; ``network``: which one the job had; ``set``, ``part``: where it is
+judged. What the file does not give is not a number.
+"""
 
 
 def read_runs(data_folder: str | Path, part: str = "") -> list[Run]:
     """Read all runs, or a part's, those that ran first; InputError where the file is missing or lacks a column."""
-    runs = read_cluster_runs(data_folder)
-    runs = pd.concat([runs[runs["status"] == SUCCEEDED], runs[runs["status"] != SUCCEEDED]])
-    lacking = sorted(set(_COLUMNS) - set(runs))
+    file = read_cluster_runs(data_folder)
+    lacking = sorted(set(_COLUMNS) - set(file))
     if lacking:
         raise InputError(f"no column {lacking[0]!r}", file=data_folder, fix="retrieve it again")
-    return [run for run in map(_read_row, runs.to_dict("records")) if part in ("", run.part)]
-
-
-_COLUMNS = (
-    "hidden_size",
-    "num_kv_heads",
-    "vocab_size",
-    "nodes",
-    "mbs",
-    "batch_accum",
-    "dp",
-    "pp",
-    "tp",
-    "zero_stage",
-    "Mem Alloc (GB)",
-    "Mem Res (GB)",
-    "tok/s/gpu",
-    "mfu",
-    "status",
-    "after_pp_fix",
-)
-
-
-def _read_row(row: Mapping[Any, Any]) -> Run:
-    hidden = int(row["hidden_size"])
-    # Of runs that failed the heads of keys and values are not known: as many as heads.
-    heads = row["num_kv_heads"] if row["num_kv_heads"] > 0 else _SIZES[hidden][1]
-    vocabulary, nodes, micro_batch, pieces, data, pipeline, tensor, zero = (int(row[name]) for name in _COLUMNS[2:10])
-    allocated, reserved = (float(row[name]) * BYTES_PER_GIB for name in _COLUMNS[10:12])
-    tokens_per_s = GPUS_OF_A_NODE * nodes * float(row["tok/s/gpu"])
-    return Run(
-        hidden,
-        int(heads),
-        vocabulary,
-        nodes,
-        micro_batch,
-        pieces,
-        data,
-        pipeline,
-        tensor,
-        zero,
-        allocated,
-        reserved,
-        SEQUENCE * micro_batch * pieces * data / tokens_per_s,
-        float(row["mfu"]) / 100,
-        str(row["status"]),
-        bool(row["after_pp_fix"]),
-        {name: (float(row[inside]), float(row[every])) for name, (inside, every) in NODE_RATES.items()},
+    runs = (
+        file.rename(columns=_COLUMNS)
+        .astype({"nodes": int, "accumulate": int})
+        .sort_values("status", key=lambda ends: ends != SUCCEEDED, kind="stable")
     )
+    rates: Any = [
+        {name: (row[inside], row[every]) for name, (inside, every) in NODE_RATES.items()}
+        for row in file.loc[runs.index].to_dict("records")
+    ]
+    # Of runs that failed the heads of keys and values are not known: as many as heads.
+    heads = runs["hidden"].map({hidden: heads for hidden, (_, heads, _) in _SIZES.items()})
+    runs = runs.assign(
+        key_values=runs["key_values"].where(runs["key_values"] > 0, heads).astype(int),
+        allocated_bytes=runs["allocated_gib"] * BYTES_PER_GIB,
+        measured_bytes=runs["reserved_gib"] * BYTES_PER_GIB,
+        measured_step_s=SEQUENCE
+        * runs["micro_batch"]
+        * runs["accumulate"]
+        * runs["data"]
+        / (GPUS_OF_A_NODE * runs["nodes"] * runs["gpu_tokens_per_s"]),
+        mfu=runs["mfu"] / 100,
+        ran=runs["status"] == SUCCEEDED,
+        rates=rates,
+    )
+    sizes, jobs = (
+        runs[names].itertuples(index=False) for names in (["hidden", "key_values", "vocabulary"], ["nodes", "rates"])
+    )
+    runs["parameters"] = [_count_parameters(*size) for size in sizes]
+    runs["network"] = [name_network(nodes, *rates["all_gather"]) for nodes, rates in jobs]
+    fitted = [is_fitted_on(*run) for run in runs[["parameters", "nodes", "tensor"]].itertuples(index=False)]
+    faulty = (runs["pipeline"] > 1) & ~runs["after_fix"].astype(bool)
+    runs["set"] = np.select([~runs["ran"], faulty, fitted], [FAILED, BEFORE, FITTED], RAN)
+    runs["part"] = [name_part(*run) for run in runs[["parameters", "tensor"]].itertuples(index=False)]
+    named = runs.drop(columns=[name for name in runs if not str(name).isidentifier()])
+    return list(named[named["part"] == (part or named["part"])].itertuples(index=False, name="Run"))
+
+
+_COLUMNS = {
+    "hidden_size": "hidden",
+    "num_kv_heads": "key_values",
+    "vocab_size": "vocabulary",
+    "nodes": "nodes",
+    "mbs": "micro_batch",
+    "batch_accum": "accumulate",
+    "dp": "data",
+    "pp": "pipeline",
+    "tp": "tensor",
+    "zero_stage": "zero",
+    "Mem Alloc (GB)": "allocated_gib",
+    "Mem Res (GB)": "reserved_gib",
+    "tok/s/gpu": "gpu_tokens_per_s",
+    "mfu": "mfu",
+    "status": "status",
+    "after_pp_fix": "after_fix",
+}
 
 
 def find_run_sizes(run: Run) -> LanguageModel:
@@ -383,7 +342,7 @@ def cut_stages(trace: Trace, run: Run) -> list[list[str]]:
 
 def plan_run(run: Run, stages: int, pieces: int, data: int) -> Plan:
     """Return a run's plan, with some stages, micro-batches and replicas."""
-    columns: Mapping[str, Any] = (
+    columns: dict[str, Any] = (
         {"pipeline": stages, "schedule": "1f1b", "micro_batches": pieces} if stages > 1 else {"accumulate": pieces}
     )
     split = run.tensor > 1

@@ -9,9 +9,9 @@ Collectives are judged on messages and rank counts that no model saw (`validate_
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -42,41 +42,24 @@ BATCH_CHANGE, LEFT_OUT, OPERATOR_DATA = "batch-change", "leave-workload-out", "o
 SUM, _END_TO_END, OPERATOR = "operator_sum", "end_to_end", "operator"
 
 Row = dict[str, Any]
+_CASE = ("set", "model", "case", "device", "source")
+"""What the rows of one case share."""
 
 
-@dataclass(frozen=True, eq=False)
-class CaseFacts:
-    """What the rows of one case share."""
-
-    set: str
-    model: str
-    case: str
-    device: str
-    source: str
-
-    def row(
-        self,
-        group: str,
-        quantity: str,
-        measured_s: float,
-        predicted: Floats,
-        *,
-        oracle_s: float | None = None,
-        extrapolated: float = 0.0,
-    ) -> Row:
-        """Return a row; ``predicted`` is time, low and high [s], the latter two perhaps missing."""
-        time_s, low_s, high_s = (None if np.isnan(value) else float(value) for value in predicted)
-        return {
-            **vars(self),
-            "group": group,
-            "quantity": quantity,
-            "measured_s": measured_s,
-            "predicted_s": time_s,
-            "low_s": low_s,
-            "high_s": high_s,
-            "oracle_s": oracle_s,
-            "extrapolated": extrapolated,
-        }
+def _row(
+    case: Row,
+    group: str,
+    quantity: str,
+    measured_s: float,
+    predicted: Floats,
+    *,
+    oracle_s: float = np.nan,
+    extrapolated: float = 0.0,
+) -> Row:
+    """Return a row of a case's ``set``, ``model``, ``case``, ``device`` and ``source``; ``predicted``: time, low and high [s]."""
+    times = dict(zip(("predicted_s", "low_s", "high_s"), predicted.tolist(), strict=True))
+    about = {"group": group, "quantity": quantity, "measured_s": measured_s}
+    return {**case, **about, **times, "oracle_s": oracle_s, "extrapolated": extrapolated}
 
 
 def judge_pair(device: str, model: str, fitted: Any, source: Trace, target: Trace) -> list[Row]:
@@ -84,9 +67,9 @@ def judge_pair(device: str, model: str, fitted: Any, source: Trace, target: Trac
     before, after = source.facts.batch, target.facts.batch
     mode = str(source.facts.mode or "train")
     name = f"{source.facts.workload} {mode} {before} -> {after}"
-    case = CaseFacts(BATCH_CHANGE, model, name, device, f"recorded at batch {before}")
+    case = dict(zip(_CASE, (BATCH_CHANGE, model, name, device, f"recorded at batch {before}"), strict=True))
     if model == "recorded":
-        case = replace(case, source="operators measured at the target, summed")
+        case["source"] = "operators measured at the target, summed"
         return list(_phase_rows(case, mode, None, None, source.operators, target, source))
     found = fitted.rescale(source.operators, resize_batch(source.operators, after / before))
     rows = list(_phase_rows(case, mode, fitted, found, source.operators, target, source))
@@ -100,7 +83,7 @@ def judge_shapes(device: str, model: str, fitted: Any, trace: Trace) -> list[Row
     operators = trace.operators[trace.operators["device_ns"] > 0].reset_index(drop=True)
     mode = str(trace.facts.mode or "train")
     name = f"{trace.facts.workload} {mode} {trace.facts.batch}"
-    case = CaseFacts(LEFT_OUT, model, name, device, "the device's other workloads")
+    case = dict(zip(_CASE, (LEFT_OUT, model, name, device, "the device's other workloads"), strict=True))
     if model == "recorded":
         operators = operators[~np.isnan(fitted.known(operators))].reset_index(drop=True)
         return _operator_rows(case, fitted.predict(operators), operators, operators) if len(operators) else []
@@ -110,7 +93,7 @@ def judge_shapes(device: str, model: str, fitted: Any, trace: Trace) -> list[Row
 
 
 def _phase_rows(
-    case: CaseFacts,
+    case: Row,
     mode: str,
     fitted: Any,
     found: pd.DataFrame | None,
@@ -134,12 +117,12 @@ def _phase_rows(
             time_s, outside = _sum(found, mine)
             step_s, known_s = float(recorded[mine].sum()), _measured_s(source, phase) if source else None
             change = ("rescale", time_s / step_s) if source else ("predict", 1.0)
-            answer = time_s * _step_factors(case.model, fitted, *change)
-            yield case.row(group, SUM, oracle_s, answer, oracle_s=oracle_s, extrapolated=outside)
+            answer = time_s * _step_factors(case["model"], fitted, *change)
+            yield _row(case, group, SUM, oracle_s, answer, oracle_s=oracle_s, extrapolated=outside)
             measured_s = measured_s if known_s or not source else None
             whole = answer / step_s * known_s if known_s else answer
         if measured_s:
-            yield case.row(group, _END_TO_END, measured_s, whole, oracle_s=oracle_s, extrapolated=outside)
+            yield _row(case, group, _END_TO_END, measured_s, whole, oracle_s=oracle_s, extrapolated=outside)
 
 
 def _phase(operators: pd.DataFrame, phase: str) -> Any:
@@ -171,7 +154,7 @@ def _same_operators(source: Trace, target: Trace) -> bool:
     return a.shape == b.shape and bool((a == b).all())
 
 
-def _operator_rows(case: CaseFacts, found: pd.DataFrame, operators: pd.DataFrame, target: pd.DataFrame) -> list[Row]:
+def _operator_rows(case: Row, found: pd.DataFrame, operators: pd.DataFrame, target: pd.DataFrame) -> list[Row]:
     """Return a row for every distinct operator: those of repeated layers are added up."""
     sized = sized_rows(operators, products=True)
     frame = found.reset_index(drop=True).assign(
@@ -191,11 +174,10 @@ def _operator_rows(case: CaseFacts, found: pd.DataFrame, operators: pd.DataFrame
         if measured_s <= 0 or time_s <= 0:
             continue  # a view launches nothing
         answer = np.array([time_s, low_s, high_s], dtype=np.float64)
-        if case.model not in METHODS:
+        if case["model"] not in METHODS:
             answer[1:] = np.nan
-        named = replace(case, case=f"{case.case}: {operator}")
-        share = float(weighted / time_s)
-        rows.append(named.row(str(group), OPERATOR, float(measured_s), answer, extrapolated=share))
+        named = case | {"case": f"{case['case']}: {operator}"}
+        rows.append(_row(named, str(group), OPERATOR, float(measured_s), answer, extrapolated=float(weighted / time_s)))
     return rows
 
 
@@ -224,20 +206,6 @@ RANK_CASES = ((4, (2, 8), RANKS), (8, (2, 4), RANKS_BEYOND))
 GROUPS = {"large": "sizes from 64 KiB", "small": "sizes below 64 KiB"}
 
 
-@dataclass(frozen=True)
-class _Series:
-    """Measurements of one dataset, machine and library: what one model is fitted to."""
-
-    dataset: str
-    platform: str
-    library: str
-    samples: pd.DataFrame
-
-    @property
-    def label(self) -> str:
-        return f"{self.library}, {self.dataset}"
-
-
 def validate_collectives(data_folder: str | Path) -> pd.DataFrame:
     """Judge every method on every public table (``tables.VALIDATION``).
 
@@ -248,37 +216,33 @@ def validate_collectives(data_folder: str | Path) -> pd.DataFrame:
     """
     samples = read_public_samples(data_folder)
     parts: list[pd.DataFrame] = []
-    for key, rows_of in samples.groupby(["dataset", "platform", "library"], sort=True):
-        dataset, platform, library = map(str, cast("tuple[str, ...]", key))
-        series = _Series(dataset, platform, library, rows_of)
+    for _, series in samples.groupby(["dataset", "platform", "library"], sort=True):
         parts += [*_judge_sizes(series), *_judge_ranks(series)]
     rows: pd.DataFrame = pd.concat(parts, ignore_index=True)[tables.VALIDATION.names]
     return rows
 
 
-def _fit(series: _Series, samples: pd.DataFrame, situations: tuple[str, ...]) -> PlatformCollectives:
-    """Fit the series' machine; pairs and clusters are taken for their GPU's usual node."""
-    gpu = series.platform.partition("-")[0]
-    platform = next(p for p in PLATFORMS.values() if p.measured.startswith(gpu))
-    return fit_platform_collectives(
-        samples, series.platform, series.library, platform.machine(), situations=situations, others=BASELINES
-    )
+def _fit(samples: pd.DataFrame, situations: tuple[str, ...]) -> PlatformCollectives:
+    """Fit the machine of one dataset, platform and library; pairs and clusters are taken for their GPU's usual node."""
+    name, library = samples[["platform", "library"]].iloc[0]
+    platform = next(p for p in PLATFORMS.values() if p.measured.startswith(name.partition("-")[0]))
+    return fit_platform_collectives(samples, name, library, platform.machine(), situations=situations, others=BASELINES)
 
 
-def _judge_sizes(series: _Series) -> Iterator[pd.DataFrame]:
+def _judge_sizes(series: pd.DataFrame) -> Iterator[pd.DataFrame]:
     """Let both halves of every curve's sizes predict each other."""
-    for kept, left in halve(median_points(series.samples)):
+    for kept, left in halve(median_points(series)):
         if kept.empty or left.empty:
             continue
-        model = _fit(series, _of_points(series.samples, kept), (SIZE, SIZE_BEYOND))
+        model = _fit(_of_points(series, kept), (SIZE, SIZE_BEYOND))
         for size, name in GROUPS.items():
             rows = _sample(left[left["message_bytes"].map(size_class) == size])
             yield _predict_left_out(series, model, rows, name, "every other size")
 
 
-def _judge_ranks(series: _Series) -> Iterator[pd.DataFrame]:
+def _judge_ranks(series: pd.DataFrame) -> Iterator[pd.DataFrame]:
     """Predict a number of ranks from others, within a node."""
-    samples = series.samples[(series.samples["nodes"] == 1) & (series.samples["collective"] != "send")]
+    samples = series[(series["nodes"] == 1) & (series["collective"] != "send")]
     measured = set(samples["ranks"])
     cases = [
         (a, given, f"{a} ranks from {given[0]} and {given[1]}") for a, given, _ in RANK_CASES if {a, *given} <= measured
@@ -287,7 +251,7 @@ def _judge_ranks(series: _Series) -> Iterator[pd.DataFrame]:
         inner = sorted(measured)[1:-1]
         cases += [(a, tuple(sorted(measured - {a})), "ranks from all others") for a in inner]
     for asked, given, name in cases:
-        model = _fit(series, samples[samples["ranks"].isin(given)], (RANKS, RANKS_BEYOND))
+        model = _fit(samples[samples["ranks"].isin(given)], (RANKS, RANKS_BEYOND))
         left = median_points(samples[samples["ranks"] == asked])
         for size, part in GROUPS.items():
             rows = _sample(left[left["message_bytes"].map(size_class) == size])
@@ -314,11 +278,12 @@ def _sample(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def _predict_left_out(
-    series: _Series, model: PlatformCollectives, rows: pd.DataFrame, group: str, source: str
+    series: pd.DataFrame, model: PlatformCollectives, rows: pd.DataFrame, group: str, source: str
 ) -> pd.DataFrame:
     """Return the validation rows of some messages, by every method."""
     key = ["collective", "ranks", "nodes", "message_bytes"]
-    repeats = _of_points(series.samples, rows).groupby(key)["time_ns"].apply(list).to_dict()
+    repeats = _of_points(series, rows).groupby(key)["time_ns"].apply(list).to_dict()
+    dataset, platform, library = series[["dataset", "platform", "library"]].iloc[0]
     found = []
     for method in model.methods:
         asked = model.using(method)
@@ -332,8 +297,8 @@ def _predict_left_out(
                     "model": method,
                     "case": f"{collective}, {ranks} ranks{where}, {size} bytes",
                     "group": group,
-                    "device": series.platform,
-                    "source": f"{source}; {series.label}",
+                    "device": platform,
+                    "source": f"{source}; {library}, {dataset}",
                     "quantity": QUANTITY,
                     "measured_s": ns_to_s(times[-1]),
                     "predicted_s": answer.time_s,
@@ -424,12 +389,9 @@ def _validate_operator_data(
             columns = found[["time_s", "low_s", "high_s"]].to_numpy(np.float64)
             outside = found["extrapolated"].to_numpy(np.float64)
             for place, (name, sizes, source, group, measured_s) in enumerate(facts):
-                case = CaseFacts(OPERATOR_DATA, model, f"{name} {sizes}", device.name, str(source))
-                rows.append(
-                    case.row(
-                        str(group), OPERATOR, float(measured_s), columns[place], extrapolated=float(outside[place])
-                    )
-                )
+                about = (OPERATOR_DATA, model, f"{name} {sizes}", device.name, str(source))
+                case, share = dict(zip(_CASE, about, strict=True)), float(outside[place])
+                rows.append(_row(case, str(group), OPERATOR, float(measured_s), columns[place], extrapolated=share))
     return _table(rows)
 
 
@@ -483,18 +445,12 @@ def _split(benchmarks: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     return tuple(pd.concat(each, ignore_index=True) for each in (known, judged))  # type: ignore[return-value]
 
 
-@dataclass(frozen=True)
-class _Part:
-    operators: pd.DataFrame
-    facts: Facts
-
-
-def _part_traces(known: pd.DataFrame, device: str) -> list[_Part]:
+def _part_traces(known: pd.DataFrame, device: str) -> list[Any]:
     """Return single operators as parts that can be left out in turn."""
     return [
-        _Part(
-            known.iloc[part::PARTS].reset_index(drop=True),
-            Facts(workload=f"part {part}", batch=1, device_name=device, step_time_s=0.0, precision="fp32"),
+        SimpleNamespace(
+            operators=known.iloc[part::PARTS].reset_index(drop=True),
+            facts=Facts(workload=f"part {part}", batch=1, device_name=device, step_time_s=0.0, precision="fp32"),
         )
         for part in range(PARTS)
     ]
