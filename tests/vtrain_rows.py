@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import pandas as pd
-from trioflow_evaluation.vtrain.model import AllReduceCurves, StepForm, StepModel
+from trioflow_evaluation.vtrain.model import AllReduceCurves, StepModel
 
 PLANS = ((1, 2, 1), (2, 1, 1), (1, 1, 2), (2, 1, 2), (1, 2, 2), (8, 1, 1))
 """Tensor, data and pipeline degrees."""
@@ -42,6 +42,6 @@ def make_rows(
     return pd.DataFrame(rows)
 
 
-def time_rows(rows: pd.DataFrame, values: np.ndarray, form: StepForm) -> pd.DataFrame:
+def time_rows(rows: pd.DataFrame, values: np.ndarray, wait: str) -> pd.DataFrame:
     """Return rows with the times that some parameters give them."""
-    return rows.assign(measured_s=StepModel.build(rows, REDUCES).predict(values, form))
+    return rows.assign(measured_s=StepModel.build(rows, REDUCES).predict(values, wait))

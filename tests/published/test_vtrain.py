@@ -11,7 +11,7 @@ from judged import read_or_make
 from trioflow import tables
 from trioflow.report.scores import share_in_order
 from trioflow_evaluation.vtrain.judge import IN_PLACE, LEFT_OUT, leave_out, number_groups, predict_ridge
-from trioflow_evaluation.vtrain.model import FORMS, StepModel, check_composition, read_all_reduces, read_iteration_times
+from trioflow_evaluation.vtrain.model import WAITS, StepModel, check_composition, read_all_reduces, read_iteration_times
 
 REACHED = {"vtrain-a100": (0.055, 0.95), "vtrain-a100-plans": (0.055, 0.95)}
 """Mean absolute error and share of pairs in order that each set must keep."""
@@ -36,17 +36,8 @@ def judged(mirror: Path, rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
     def make(name: str) -> pd.DataFrame:
         groups = number_groups(rows, LEFT_OUT[name])
-        found = leave_out(model, groups, FORMS[:1])
-        return pd.DataFrame(
-            {
-                "predicted_s": found.predicted_s,
-                "low_s": found.low_s,
-                "high_s": found.high_s,
-                "oracle_s": found.anchored_s,
-                "regression_s": predict_ridge(rows, groups),
-                "measured_s": rows["measured_s"],
-            }
-        )
+        found, _ = leave_out(model, groups, WAITS[:1])
+        return found.assign(regression_s=predict_ridge(rows, groups), measured_s=rows["measured_s"])
 
     return {
         name: read_or_make(

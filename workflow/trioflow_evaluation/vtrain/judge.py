@@ -6,8 +6,9 @@ Rows are predicted by ten parameters calibrated on others, by a plain regression
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,20 +27,18 @@ from trioflow_evaluation.tables import PARAMETERS
 from trioflow_evaluation.vtrain.model import (
     DEVICE,
     FILE,
-    FORMS,
     GROUPS,
     HALF_BYTES,
     NAMES,
     PARTS,
     PLANS,
     UNCALIBRATED,
+    WAITS,
     AllReduceCurves,
-    StepForm,
     StepModel,
     check_composition,
     count_part,
     list_fitted_parameters,
-    name_values,
     read_all_reduces,
     read_iteration_times,
 )
@@ -58,45 +57,28 @@ FEWEST = 20
 _INNER_FOLDS = 3
 
 
-@dataclass(frozen=True)
-class FittedParameters:
+class FittedParameters(NamedTuple):
     """What was fitted on some rows."""
 
     values: Floats  # parameters, in the order of ``model.NAMES``
-    form: StepForm
+    wait: str  # one of ``model.WAITS``
     training_error: float  # mean absolute logarithmic error on them
 
 
-@dataclass(frozen=True)
-class Judged:
-    """Predictions of rows that the fit did not see."""
-
-    # Of every row, with an 80 % interval [s].
-    predicted_s: Floats
-    low_s: Floats
-    high_s: Floats
-    # The same, with the blocks' time as the known rows of the same shape give it; missing where no
-    # known row has the shape [s].
-    anchored_s: Floats
-    calibrations: dict[int, FittedParameters]  # by the group that was left out
-
-
 def calibrate(
-    model: StepModel, known: Places, forms: Sequence[StepForm] = FORMS, start: Floats | None = None
+    model: StepModel, known: Places, waits: Sequence[str] = WAITS, start: Floats | None = None
 ) -> FittedParameters:
-    """Fit the parameters on some rows and keep the form, of as many parameters each, that fits them best."""
+    """Fit the parameters on some rows and keep the growth of waits that fits them best."""
     part = model.select(known)
-    return min((_fit(part, form, start) for form in forms), key=lambda one: one.training_error)
+    return min((_fit(part, wait, start) for wait in waits), key=lambda one: one.training_error)
 
 
-def _fit(model: StepModel, form: StepForm, given: Floats | None) -> FittedParameters:
+def _fit(model: StepModel, wait: str, given: Floats | None) -> FittedParameters:
     """Fit by least squares of the logarithms, softened, between the parameters' limits."""
     from scipy.optimize import least_squares
 
     parameters = list_fitted_parameters()
-    low, high, start = (
-        np.log([getattr(parameter, end) for parameter in parameters]) for end in ("low", "high", "start")
-    )
+    low, high, start = np.log(parameters[["low", "high", "start"]].to_numpy(np.float64)).T
     measured = np.log(model.rows["measured_s"].to_numpy(np.float64))
 
     logs = np.clip(start if given is None else np.log(given), low + STEP, high - STEP)
@@ -107,12 +89,12 @@ def _fit(model: StepModel, form: StepForm, given: Floats | None) -> FittedParame
         return np.asarray(whole, np.float64)
 
     def residuals(some: Floats, active: Places) -> Floats:
-        return np.asarray(np.log(model.predict(np.exp(fill(some, active)), form)) - measured, np.float64)
+        return np.asarray(np.log(model.predict(np.exp(fill(some, active)), wait)) - measured, np.float64)
 
     def slopes(some: Floats, active: Places) -> Floats:
         whole = fill(some, active)
         moved = np.vstack([whole, whole + STEP * np.eye(len(whole))[active]])
-        times = np.log(model.predict(np.exp(moved), form))
+        times = np.log(model.predict(np.exp(moved), wait))
         return np.asarray((times[1:] - times[:1]).T / STEP, np.float64)
 
     # What no known row depends on stays where it starts.
@@ -129,30 +111,28 @@ def _fit(model: StepModel, form: StepForm, given: Floats | None) -> FittedParame
         xtol=PRECISION,
         args=(active,),
     )
-    return FittedParameters(np.exp(fill(fitted.x, active)), form, float(np.abs(residuals(fitted.x, active)).mean()))
+    return FittedParameters(np.exp(fill(fitted.x, active)), wait, float(np.abs(residuals(fitted.x, active)).mean()))
 
 
-def leave_out(model: StepModel, groups: Places, forms: Sequence[StepForm] = FORMS) -> Judged:
-    """Predict each group of rows by parameters that were fitted without it.
+def leave_out(
+    model: StepModel, groups: Places, waits: Sequence[str] = WAITS
+) -> tuple[pd.DataFrame, dict[int, FittedParameters]]:
+    """Predict each group of rows by parameters that were fitted without it; return them too, by group.
 
-    The interval is that of residuals which an inner loop left out, of the same tensor degree (or
-    the next lower known); wider where an all-reduce joins more ranks than were measured.
+    Columns ``predicted_s``, ``low_s`` and ``high_s``: the interval is that of residuals which an inner loop left out, of
+    the same tensor degree (or the next lower known); wider where an all-reduce joins more ranks than were measured.
+    ``oracle_s``: with the blocks' time as the known rows of the same shape give it; missing where none has it.
     """
-    numbers = np.zeros((4, len(groups)))
+    found = pd.DataFrame(0.0, model.rows.index, ["predicted_s", "low_s", "high_s", "oracle_s"])
     calibrations = {}
     for group in np.unique(groups):
         known, left = np.flatnonzero(groups != group), np.flatnonzero(groups == group)
-        found = calibrate(model, known, forms)
-        calibrations[int(group)] = found
-        predicted = model.predict(found.values, found.form)
-        low, high = _interval(model, known, left, groups, found)
-        numbers[:, left] = (
-            predicted[left],
-            predicted[left] * low,
-            predicted[left] * high,
-            predicted[left] * _anchor(model, known, left, predicted),
-        )
-    return Judged(numbers[0], numbers[1], numbers[2], numbers[3], calibrations)
+        fit = calibrations[int(group)] = calibrate(model, known, waits)
+        predicted = model.predict(fit.values, fit.wait)
+        low, high = _interval(model, known, left, groups, fit)
+        factors = np.stack([np.ones(len(left)), low, high, _anchor(model, known, left, predicted)])
+        found.iloc[left] = (predicted[left] * factors).T
+    return found, calibrations
 
 
 def _interval(
@@ -165,10 +145,10 @@ def _interval(
     inner = of % _INNER_FOLDS
     logs = np.zeros(len(known))
     for part in np.unique(inner):
-        fitted = calibrate(model, known[inner != part], [fold.form], fold.values)
+        fitted = calibrate(model, known[inner != part], [fold.wait], fold.values)
         mine = model.select(known[inner == part])
         measured = mine.rows["measured_s"].to_numpy(np.float64)
-        logs[inner == part] = np.log(measured / mine.predict(fitted.values, fold.form))
+        logs[inner == part] = np.log(measured / mine.predict(fitted.values, fold.wait))
     tensor = model.rows["tensor"].to_numpy(np.int64)
     ends = np.zeros((2, len(left)))
     for degree in np.unique(tensor[left]):
@@ -221,7 +201,7 @@ def sample_collectives(platform: PlatformCollectives, ranks: list[int]) -> AllRe
     return AllReduceCurves(dict.fromkeys(several, sizes), times)
 
 
-def predict_uncalibrated(rows: pd.DataFrame, form: StepForm) -> Floats:
+def predict_uncalibrated(rows: pd.DataFrame, wait: str = WAITS[0]) -> Floats:
     """Return every row's step [s] from shipped products and collectives, all else at the memory's peak, the host free."""
     sheet = load_device(DEVICE)
     platform = load_platform_collectives(PACKAGE / "data" / "cost_models" / SHIPPED / PLATFORM_FILE)
@@ -229,10 +209,10 @@ def predict_uncalibrated(rows: pd.DataFrame, form: StepForm) -> Floats:
     model = StepModel.build(rows, sample_collectives(platform, [int(d) for d in degrees]))
     size = float(max(shape.activation_bytes for shape in model.work.shapes))
     message_rate = size / platform.time_s("send", 2, size).time_s
-    return model.predict(_ideal_values(sheet.memory_bandwidth_bytes_per_s, message_rate), form)
+    return model.predict(_ideal_values(sheet.memory_bandwidth_bytes_per_s, message_rate), wait)
 
 
-def predict_analytically(rows: pd.DataFrame, form: StepForm) -> Floats:
+def predict_analytically(rows: pd.DataFrame, wait: str = WAITS[0]) -> Floats:
     """Return every row's step [s] by FLOPs over peak and bytes (operands too) over bandwidth, NVLink's one direction."""
     sheet = load_device(DEVICE)
     memory, peak = sheet.memory_bandwidth_bytes_per_s, sheet.peak("fp16")
@@ -257,7 +237,7 @@ def predict_analytically(rows: pd.DataFrame, form: StepForm) -> Floats:
         ]
     )
     model.work = replace(model.work, product_s=product_s)
-    return model.predict(_ideal_values(memory, nvlink), form)
+    return model.predict(_ideal_values(memory, nvlink), wait)
 
 
 def _ideal_values(memory_rate: float, message_rate: float) -> Floats:
@@ -276,49 +256,41 @@ LEFT_OUT = {GROUPS: ("hidden", "layers"), PLANS: ("tensor", "data", "pipeline")}
 """Columns whose every combination is left out in turn."""
 IN_PLACE = (1,)
 CHANGES = "the file's times hold relations that no measurement does: sums of parts timed once, not runs; see the report"
-_DOCUMENTED = StepForm()
-"""Upstream's sample configuration recomputes activations."""
 WHOLE, NOTHING = "all rows", "nothing"
 """Name of the fit on all rows, and of what it leaves out."""
 
 
-@dataclass(frozen=True)
-class VtrainTables:
-    """Everything that is written."""
+def judge_vtrain(data_folder: str | Path) -> dict[str, pd.DataFrame]:
+    """Predict every row, calibrated on others and uncalibrated, beside what others would predict.
 
-    cases: pd.DataFrame  # columns of ``tables.PUBLISHED_CASES``, three sets of all rows
-    # Columns of ``PARAMETERS`` and ``CHECKS`` of ``trioflow_evaluation.tables``.
-    parameters: pd.DataFrame
-    checks: pd.DataFrame
-
-
-def judge_vtrain(data_folder: str | Path) -> VtrainTables:
-    """Predict every row, calibrated on others and uncalibrated, beside what others would predict."""
+    ``cases``: ``tables.PUBLISHED_CASES``, three sets of all rows; ``parameters``, ``checks``: of ``trioflow_evaluation.tables``.
+    """
     rows, reduces = read_iteration_times(data_folder), read_all_reduces(data_folder)
     checks = check_composition(rows, read_all_reduces(data_folder, IN_PLACE))
     return judge_rows(rows, reduces, checks)
 
 
-def judge_rows(rows: pd.DataFrame, reduces: AllReduceCurves, checks: pd.DataFrame) -> VtrainTables:
+def judge_rows(rows: pd.DataFrame, reduces: AllReduceCurves, checks: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Do the same for rows and all-reduces that were read already."""
     model = StepModel.build(rows, reduces)
-    analytical_s = predict_analytically(rows, _DOCUMENTED)
+    analytical_s = predict_analytically(rows)
     fit = calibrate(model, np.arange(len(model.rows)))
-    cases, parameters = [], [_parameter_rows(WHOLE, NOTHING, fit.form, fit.values)]
+    cases, parameters = [], [_parameter_rows(WHOLE, NOTHING, fit)]
     for name, columns in LEFT_OUT.items():
         numbers, folds = number_groups(rows, columns), _describe_fold(rows, columns)
-        judged = leave_out(model, numbers)
+        judged, calibrations = leave_out(model, numbers)
         cases.append(_case_rows(rows, name, judged, predict_ridge(rows, numbers), analytical_s))
         parameters += [
-            _parameter_rows(name, str(folds[numbers == number].iloc[0]), one.form, one.values)
-            for number, one in judged.calibrations.items()
+            _parameter_rows(name, str(folds[numbers == number].iloc[0]), one) for number, one in calibrations.items()
         ]
     cases.append(_uncalibrated_rows(rows, analytical_s))
     table = pd.concat(cases, ignore_index=True)
     floats = [f.name for f in tables.PUBLISHED_CASES if f.type == FLOAT]
-    return VtrainTables(
-        table.astype(dict.fromkeys(floats, "float64")), pd.concat(parameters, ignore_index=True), checks
-    )
+    return {
+        "cases": table.astype(dict.fromkeys(floats, "float64")),
+        "parameters": pd.concat(parameters, ignore_index=True),
+        "checks": checks,
+    }
 
 
 def number_groups(rows: pd.DataFrame, columns: Sequence[str]) -> npt.NDArray[np.int64]:
@@ -371,14 +343,13 @@ def _common_columns(rows: pd.DataFrame, name: str, analytical_s: Floats) -> pd.D
     )
 
 
-def _case_rows(rows: pd.DataFrame, name: str, judged: Judged, ridge_s: Floats, analytical_s: Floats) -> pd.DataFrame:
+def _case_rows(
+    rows: pd.DataFrame, name: str, judged: pd.DataFrame, ridge_s: Floats, analytical_s: Floats
+) -> pd.DataFrame:
     fold = _describe_fold(rows, LEFT_OUT[name])
     frame: pd.DataFrame = _common_columns(rows, name, analytical_s).assign(
-        predicted_s=judged.predicted_s,
-        low_s=judged.low_s,
-        high_s=judged.high_s,
+        **judged,
         confidence="interpolated" if name == GROUPS else "extrapolated",
-        oracle_s=judged.anchored_s,
         regression_s=ridge_s,
         learned_from="10 parameters and the wait's growth fitted on all rows but "
         + fold
@@ -389,7 +360,7 @@ def _case_rows(rows: pd.DataFrame, name: str, judged: Judged, ridge_s: Floats, a
 
 def _uncalibrated_rows(rows: pd.DataFrame, analytical_s: Floats) -> pd.DataFrame:
     frame: pd.DataFrame = _common_columns(rows, UNCALIBRATED, analytical_s).assign(
-        predicted_s=predict_uncalibrated(rows, _DOCUMENTED),
+        predicted_s=predict_uncalibrated(rows),
         low_s=np.nan,
         high_s=np.nan,
         confidence="uncalibrated",
@@ -401,13 +372,10 @@ def _uncalibrated_rows(rows: pd.DataFrame, analytical_s: Floats) -> pd.DataFrame
     return frame.reindex(columns=tables.PUBLISHED_CASES.names)
 
 
-def _parameter_rows(name: str, fold: str, form: StepForm, values: Floats) -> pd.DataFrame:
-    named = name_values(values)
-    found = [
-        (name, fold, form.name, p.name, named[p.name], p.unit, p.low, p.high, p.meaning)
-        for p in list_fitted_parameters()
-    ]
-    return pd.DataFrame(found, columns=PARAMETERS.names)
+def _parameter_rows(name: str, fold: str, fit: FittedParameters) -> pd.DataFrame:
+    words = {"set": name, "fold": fold, "form": f"recomputed forward, wait by {fit.wait}"}
+    rows: pd.DataFrame = list_fitted_parameters().assign(**words, value=fit.values)[PARAMETERS.names]
+    return rows
 
 
 def score_plan_chances(cases: pd.DataFrame) -> pd.DataFrame:

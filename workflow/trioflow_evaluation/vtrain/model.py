@@ -40,7 +40,7 @@ from trioflow.costmodel.operators.precision import ProductTable, load_tensor_tab
 from trioflow.costmodel.operators.products import PRODUCTS
 from trioflow.engine.program import Ints
 from trioflow.engine.result import DrawnGraph
-from trioflow.hardware.machine import DeviceSheet, load_device
+from trioflow.hardware.machine import load_device
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.programs.builder import ProgramBuilder, StageWork
 from trioflow.parallel.programs.staged import StagedRank
@@ -486,41 +486,23 @@ _SOCKET_RANKS = 4
 """GPUs of one processor of the host: larger tensor groups join both."""
 
 
-@dataclass(frozen=True)
-class FittedParameter:
-    """One number that is fitted."""
+def list_fitted_parameters() -> pd.DataFrame:
+    """Return the ten parameters, in the order of a vector of their values, with the limits that physics sets.
 
-    name: str
-    unit: str
-    meaning: str
-    start: float  # where every fit starts: a data sheet's or a usual value
-    # Limits that physics sets.
-    low: float
-    high: float
-
-
-def list_fitted_parameters(sheet: DeviceSheet | None = None) -> tuple[FittedParameter, ...]:
-    """Return the ten parameters, in the order of a vector of their values."""
-    sheet = load_device(DEVICE) if sheet is None else sheet
+    Every fit begins at ``start``: a data sheet's or a usual value.
+    """
+    sheet = load_device(DEVICE)
     peak, memory = sheet.peak("fp16"), sheet.memory_bandwidth_bytes_per_s
     table = load_tensor_tables().tables[DEVICE]
     fastest = 1.0 / table.curve.coefficients[1] / peak  # of the table's slope over FLOPs
-    return (
-        FittedParameter("product_time", "1", "time of GEMMs over the shipped table's", 1.0, fastest, 3.0),
-        FittedParameter(
-            "memory_rate",
-            "bytes/s",
-            "rate of everything in a block, embedding or loss that is not a product",
-            0.7 * memory,
-            0.1 * memory,
-            memory,
-        ),
-        FittedParameter("launch_gap_s", "s", "device time of a kernel beyond its work", 5e-6, 1e-8, 1e-4),
-        FittedParameter("host_launch_s", "s", "host time between launches", 5e-5, 1e-6, 1e-3),
-        FittedParameter(
-            "host_tensor_s", "s", "further host time of a launch in a tensor-parallel group", 2e-6, 1e-8, 1e-3
-        ),
-        FittedParameter(
+    rate = (0.7 * memory, 0.1 * memory, memory)
+    rows = [
+        ("product_time", "1", "time of GEMMs over the shipped table's", 1.0, fastest, 3.0),
+        ("memory_rate", "bytes/s", "rate of everything in a block, embedding or loss that is not a product", *rate),
+        ("launch_gap_s", "s", "device time of a kernel beyond its work", 5e-6, 1e-8, 1e-4),
+        ("host_launch_s", "s", "host time between launches", 5e-5, 1e-6, 1e-3),
+        ("host_tensor_s", "s", "further host time of a launch in a tensor-parallel group", 2e-6, 1e-8, 1e-3),
+        (
             "host_sockets_s",
             "s",
             f"further host time of a launch in a tensor-parallel group of more than {_SOCKET_RANKS}",
@@ -528,15 +510,8 @@ def list_fitted_parameters(sheet: DeviceSheet | None = None) -> tuple[FittedPara
             1e-8,
             1e-3,
         ),
-        FittedParameter(
-            "reduce_wait_s",
-            "s",
-            "wait at a tensor-parallel all-reduce beyond the measured one's time",
-            5e-5,
-            1e-8,
-            1e-2,
-        ),
-        FittedParameter(
+        ("reduce_wait_s", "s", "wait at a tensor-parallel all-reduce beyond the measured one's time", 5e-5, 1e-8, 1e-2),
+        (
             "head_time",
             "1",
             "time of GEMMs with the vocabulary on one tensor-parallel rank over the shipped table's",
@@ -544,38 +519,16 @@ def list_fitted_parameters(sheet: DeviceSheet | None = None) -> tuple[FittedPara
             fastest,
             20.0,
         ),
-        FittedParameter("message_rate", "bytes/s", "messages between stages", 2e10, 1e9, 6e11),
-        FittedParameter(
-            "update_rate",
-            "bytes/s",
-            f"optimizer, {_UPDATE_BYTES} bytes a parameter",
-            0.7 * memory,
-            0.1 * memory,
-            memory,
-        ),
-    )
+        ("message_rate", "bytes/s", "messages between stages", 2e10, 1e9, 6e11),
+        ("update_rate", "bytes/s", f"optimizer, {_UPDATE_BYTES} bytes a parameter", *rate),
+    ]
+    return pd.DataFrame(rows, columns=["name", "unit", "meaning", "start", "low", "high"])
 
 
-NAMES = tuple(parameter.name for parameter in list_fitted_parameters())
+NAMES = tuple(list_fitted_parameters()["name"])
 WAITS = ("share", "doublings")
 """How the wait at an all-reduce grows with the group: with the share of data that others hold, or
-with the doublings of the ranks."""
-
-
-@dataclass(frozen=True)
-class StepForm:
-    """How a step is put together beside the parameters."""
-
-    wait: str = WAITS[0]  # one of ``WAITS``; chosen inside a training fold
-
-    @property
-    def name(self) -> str:
-        """In words."""
-        return f"recomputed forward, wait by {self.wait}"
-
-
-FORMS = tuple(StepForm(wait=wait) for wait in WAITS)
-"""Those that a fold chooses from: all recompute, as the runs do."""
+with the doublings of the ranks. A fold chooses by its training rows; all recompute, as the runs do."""
 
 
 @dataclass
@@ -625,14 +578,14 @@ class StepModel:
             _group(rows),
         )
 
-    def time_parts(self, values: Floats, form: StepForm) -> Floats:
+    def time_parts(self, values: Floats, wait: str) -> Floats:
         """Return the time of each shape's parts for one micro-batch, shape (vectors, shapes, parts) [s].
 
-        ``values``: (vectors, parameters); ``form``: what backward runs, and how waits grow.
+        ``values``: (vectors, parameters); ``wait``: of ``WAITS``.
         """
         value = {name: values[:, [number], None] for number, name in enumerate(NAMES)}
         work, tensor = self.work, np.array([float(s.tensor) for s in self.work.shapes])[:, None]
-        growth = 1.0 - 1.0 / tensor if form.wait == WAITS[0] else np.log2(tensor)
+        growth = 1.0 - 1.0 / tensor if wait == WAITS[0] else np.log2(tensor)
         head = np.array([part.startswith("head") for part in PARTS])[None, :] & (tensor == 1)
         products_s = work.product_s * np.where(head, value["head_time"], value["product_time"])
         waits_s = work.all_reduces * (self.reduce_s[:, None] + value["reduce_wait_s"] * growth)
@@ -673,10 +626,10 @@ class StepModel:
         columns.append(sent / values[:, [NAMES.index("message_rate")]])
         return np.stack(columns)
 
-    def predict(self, values: Floats, form: StepForm) -> Floats:
+    def predict(self, values: Floats, wait: str) -> Floats:
         """Return the step of every row, shape (rows,) or (vectors, rows) [s], by ``values`` in the order of ``NAMES``."""
         several = np.atleast_2d(values)
-        parts_s = self.time_parts(several, form)
+        parts_s = self.time_parts(several, wait)
         found = np.zeros((len(several), len(self.rows)))
         for pipeline, micro_batches, at in self.groups:
             columns = self._stage_columns(several, parts_s, pipeline, at)
@@ -688,8 +641,3 @@ def _group(rows: pd.DataFrame) -> list[tuple[int, int, Any]]:
     pairs = rows[["pipeline", "micro_batches"]].to_numpy(np.int64)
     distinct, which = np.unique(pairs, axis=0, return_inverse=True)
     return [(int(p), int(m), np.flatnonzero(which == at)) for at, (p, m) in enumerate(distinct)]
-
-
-def name_values(values: Floats) -> dict[str, float]:
-    """Return a vector of parameters by their names."""
-    return dict(zip(NAMES, (float(v) for v in values), strict=True))

@@ -53,7 +53,7 @@ def write_inputs(folder: Path) -> list[Path]:
     rows = [
         (name, fold, "a form", p.name, p.start, p.unit, p.low, p.high, p.meaning)
         for name, fold in ((WHOLE, NOTHING), (GROUPS, "layers 4"))
-        for p in list_fitted_parameters()
+        for p in list_fitted_parameters().itertuples()
     ]
     tables = {
         "parameters": (pd.DataFrame(rows, columns=PARAMETERS.names), PARAMETERS),
@@ -81,7 +81,7 @@ def test_the_page_holds_figures_scores_and_parameters(tmp_path: Path) -> None:
     for name in ("predictions",):
         assert f"published_vtrain/{name}.svg" in text
         assert (page.parent / "published_vtrain" / f"{name}.png").stat().st_size > 1000
-    assert all(p.name in text for p in list_fitted_parameters())
+    assert all(p.name in text for p in list_fitted_parameters().itertuples())
     assert "10.0&nbsp;%" in text and "missed" in text
     assert text.count("Whole plans (tensor, data, pipeline) left out: the probability that search states") == 1
     ours = scores.set_index(["set", "model"]).loc[(GROUPS, "trioflow")]
