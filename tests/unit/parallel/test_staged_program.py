@@ -413,7 +413,7 @@ def test_a_schedule_that_leaves_out_stages_is_refused(monkeypatch):
     monkeypatch.setitem(SCHEDULES, "half", ScheduleTraits())
     monkeypatch.setitem(build.ORDERS, "half", build.ORDERS["gpipe"])
     assert build_schedule("half", 2, 4, 1).stages == 2
-    words = "'half' made 2 ranks, 2 stages and 4 micro-batches where 2, 4 and 4 were asked for"
+    words = "'half' has 2 ranks, 2 stages and 4 micro-batches, the plan 2, 4 and 4"
     with pytest.raises(PlanError, match=words):
         build_schedule("half", 2, 4, 2)
     monkeypatch.setitem(SCHEDULES, "half", ScheduleTraits(fixed=True))

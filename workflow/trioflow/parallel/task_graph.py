@@ -121,18 +121,9 @@ def read_tasks(frame: pd.DataFrame | Columns) -> Columns:
     """Return a table of tasks, or a timeline, as columns; further ones are left out."""
     if isinstance(frame, Columns):
         return frame
-    import pandas as pd
-
-    columns: dict[str, Column] = {}
-    for name in frame.columns.intersection([*_TYPES]):
-        if _TYPES[name] == tables.INT:
-            columns[name] = frame[name].to_numpy(np.int64, na_value=ABSENT)
-        elif _TYPES[name] == tables.FLOAT:
-            columns[name] = frame[name].to_numpy(np.float64, na_value=np.nan)
-        else:
-            codes, words = pd.factorize(frame[name])
-            columns[name] = Texts(codes.astype(np.int32), [str(word) for word in words])
-    return Columns(columns)
+    kinds = {tables.INT: "Int64", tables.FLOAT: "float64"}
+    types = {name: kinds.get(_TYPES[name], "str") for name in frame.columns.intersection([*_TYPES])}
+    return Columns.of_frame(frame[[*types]].astype(types))
 
 
 def make_frame(columns: Columns) -> pd.DataFrame:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.columns import ABSENT, Columns
 from trioflow.base.precision_recipes import NANOTRON
+from trioflow.base.runs import list_runs
 from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.schedules.table import BACKWARD_WEIGHT
 from trioflow.parallel.splits.pipeline import loss_operators
@@ -65,8 +66,7 @@ class StorageTable:
         begins, storages, makes = self.uses
         counts = begins[operators + 1] - begins[operators]
         place = np.repeat(np.arange(len(operators)), counts)
-        offsets = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        entries = np.repeat(begins[operators], counts) + offsets
+        entries = list_runs(begins[operators], counts)
         return place, storages[entries], makes[entries]
 
 
@@ -98,19 +98,14 @@ def _list_storages(trace: ModelGraph) -> tuple[StorageTable, NDArray[np.int64], 
     producer = np.full(len(storage_id), ABSENT, dtype=np.int64)
     producer[np.searchsorted(storage_id, made)] = producers[written[first]]
     phase = np.array([*trace.operator_columns["phase"].tolist(), ""])[producer]
-    category = _name_categories(np.array(trace.category, dtype=str)[tensor], phase, producer >= 0)
+    category = np.array(trace.category, dtype=str)[tensor]
+    passing = (producer >= 0) & (phase != "forward") & (category != "gradient")
+    category = np.select([passing, category == "output"], [TEMPORARY, "activation"], category)
     growth = _growth(trace, tensor, category, producer)
     joined = np.isin(storage_id, list(_find_half_gradients(trace)))
     copies = np.where(np.isin(storage_id, list(_find_queries(trace))), 3, 1) * ~joined
     uses = _list_uses(trace, storages, storage_id, producer)
     return StorageTable(storage_id, category, size[tensor], growth, producer >= 0, uses), producer, copies
-
-
-def _name_categories(category: NDArray[np.str_], phase: NDArray[np.str_], made: NDArray[np.bool_]) -> NDArray[np.str_]:
-    """Return the categories; what backward and optimizer make and drop is one of its own."""
-    passing = made & (phase != "forward") & (category != "gradient")
-    named = np.where(passing, TEMPORARY, category)
-    return np.where(named == "output", "activation", named)
 
 
 def _join_loss(trace: ModelGraph) -> NDArray[np.int64]:

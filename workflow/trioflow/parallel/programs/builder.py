@@ -32,15 +32,7 @@ from trioflow.parallel.schedules.table import TRAIN, Schedule
 from trioflow.parallel.splits.context import ALL_GATHER, ALL_TO_ALL, RING
 from trioflow.parallel.splits.pipeline import Bucket, TiedParameter
 from trioflow.parallel.splits.sharding import OptimizerPartition, ShardedUnit
-from trioflow.parallel.splits.tensor_split import (
-    AFTER,
-    BEFORE,
-    CONTEXT,
-    TENSOR,
-    SharedAttention,
-    StageExchange,
-    TensorSplit,
-)
+from trioflow.parallel.splits.tensor_split import AFTER, BEFORE, CONTEXT, TENSOR, Exchange, SharedAttention, TensorSplit
 from trioflow.parallel.task_graph import (
     TURNS,
     UNKNOWN,
@@ -109,11 +101,11 @@ def _size(
     copied = sorted({round(size * factor) for size in (*before, *after) for factor in factors})
     copy_s = dict(zip(copied, copies_s(copied), strict=True))
 
-    def exchange(collective: str, size_bytes: float) -> StageExchange:
+    def exchange(collective: str, size_bytes: float) -> Exchange:
         sizes = tuple(round(size_bytes * factor) for factor in factors)
         place = BEFORE if collective == "reduce_scatter" else AFTER
         times_s = tuple(copy_s[size] for size in sizes)
-        return StageExchange(collective, round(size_bytes), place, group=CONTEXT, sizes_bytes=sizes, copies_s=times_s)
+        return Exchange(collective, round(size_bytes), place, group=CONTEXT, sizes_bytes=sizes, copies_s=times_s)
 
     names = _NAMES.get(shared.method, ("", ""))
     merged = query + (key + value if shared.backward else 0.0)
@@ -194,7 +186,7 @@ def _shift(
 
 def multiply(
     rank: StagedRank,
-    exchange: StageExchange,
+    exchange: Exchange,
     gathers: bool,
     key: tuple[Any, ...],
     op_id: int,
@@ -253,8 +245,8 @@ class AttentionWork:
     shared: SharedAttention
     first_block: float  # part of its time that a ring's first block takes
     # Collectives before it and after it
-    before: list[StageExchange]
-    after: list[StageExchange]
+    before: list[Exchange]
+    after: list[Exchange]
     # Of each micro-batch: what a ring hands on before each block, and of gradients after each [bytes]
     keys_bytes: list[int]
     gradients_bytes: list[int]
@@ -283,8 +275,8 @@ class StageWork:
     recomputed: Sequence[int] = ()
     regions: Sequence[Recomputation] = ()  # parts of forward that backward runs again
     # Operator to the tensor-parallel collectives right before and after it
-    before: dict[int, list[StageExchange]] = field(default_factory=dict)
-    after: dict[int, list[StageExchange]] = field(default_factory=dict)
+    before: dict[int, list[Exchange]] = field(default_factory=dict)
+    after: dict[int, list[Exchange]] = field(default_factory=dict)
     # Attention operators of ranks that share a sequence
     attentions: dict[int, AttentionWork] = field(default_factory=dict)
     # Gradients of parameters that saw a tensor-parallel rank's tokens alone, and the time to copy

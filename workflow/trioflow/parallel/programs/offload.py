@@ -63,10 +63,6 @@ class UnitActivations:
     fixed_bytes: float
     growing_bytes: float
 
-    def scale(self, factor: float) -> float:
-        """Return the size for ``factor`` times the traced batch [bytes]."""
-        return self.fixed_bytes + self.growing_bytes * factor
-
 
 @dataclass(frozen=True)
 class OffloadedActivations:
@@ -191,7 +187,8 @@ class ActivationMover:
             self.back[key] = self._copy("fetch", "backward", unit, micro_batch, (self.rank.last, self.gone[key]))
 
     def _size(self, unit: int, micro_batch: int) -> float:
-        return self.plan.units[unit].scale(self.rank.program.factors[micro_batch])
+        kept = self.plan.units[unit]
+        return kept.fixed_bytes + kept.growing_bytes * self.rank.program.factors[micro_batch]
 
     def _copy(self, stream: str, phase: str, unit: int, micro_batch: int, after: Sequence[int | None]) -> int:
         time_s = self.rates.copy_s(self._size(unit, micro_batch))

@@ -48,7 +48,7 @@ from trioflow.parallel.splits.tensor_split import (
     EXPERT_SLICES,
     EXPERTS,
     TENSOR,
-    StageExchange,
+    Exchange,
 )
 from trioflow.parallel.task_graph import BuilderMark
 
@@ -472,7 +472,7 @@ class StagedRank(RankProgram):
         for index, exchange in enumerate(after):
             self._exchange(exchange, (*key, "after", index), micro_batch, phase)
 
-    def _exchange(self, exchange: StageExchange, key: tuple[Any, ...], micro_batch: int, phase: str) -> None:
+    def _exchange(self, exchange: Exchange, key: tuple[Any, ...], micro_batch: int, phase: str) -> None:
         """Run a collective beside an operator, and the copy that brings its buffer into order."""
         if exchange.blocks > 1:  # goes with the operator itself
             return

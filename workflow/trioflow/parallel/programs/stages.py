@@ -40,7 +40,7 @@ from trioflow.parallel.splits.sharding import (
     place_parameters,
     share_updates,
 )
-from trioflow.parallel.splits.tensor_split import Exchange, StageExchange, TensorSplit, is_sharded
+from trioflow.parallel.splits.tensor_split import Exchange, TensorSplit, is_sharded
 from trioflow.tables import PHASES
 
 
@@ -123,10 +123,11 @@ class StageWorks:
     def _tied_over_ranks(self, stage_of: NDArray[np.int64]) -> list[TiedParameter]:
         """Return the tied parameters whose stages lie on several ranks, sized for one shard."""
         place, rules = self.schedule.rank_of_stage, self.trace.facts.tensor_split or {}
+        shards = self.plan.shards if self.plan.shards_units else 1
         return [
-            tied.shard(
-                (self.plan.tensor if is_sharded(tied.gradient, rules) else 1)
-                * (self.plan.shards if self.plan.shards_units else 1)
+            replace(
+                tied,
+                size_bytes=tied.size_bytes // ((self.plan.tensor if is_sharded(tied.gradient, rules) else 1) * shards),
             )
             for tied in find_tied(self.trace, stage_of)
             if len({place[stage] for stage in tied.stages}) > 1
@@ -290,14 +291,14 @@ class StageWorks:
 
     def _place_exchanges(
         self, found: Mapping[int, Sequence[Exchange]], in_stage: set[int]
-    ) -> dict[int, list[StageExchange]]:
+    ) -> dict[int, list[Exchange]]:
         """Return a stage's collectives beside operators with sizes and copies of each micro-batch."""
-        placed: dict[int, list[StageExchange]] = {}
+        placed: dict[int, list[Exchange]] = {}
         for op, exchanges in found.items():
             for exchange in exchanges if op in in_stage else ():
                 sizes = tuple(exchange.scale(factor) for factor in self.factors)
                 copied = [exchange.copy_bytes(f) for f in self.factors if exchange.copied]
-                one = exchange.of_stage(sizes, tuple(self.copies_s(copied)))
+                one = replace(exchange, sizes_bytes=sizes, copies_s=tuple(self.copies_s(copied)))
                 placed.setdefault(op, []).append(one)
         return placed
 

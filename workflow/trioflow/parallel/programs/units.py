@@ -201,7 +201,9 @@ class UnitRank(StagedRank):
             self._enter_backward(index)
         super().enter(op_id, micro_batch)
         if op_id in self.begins:
-            self._enter_forward(self.begins[op_id])
+            self._hooks("forward")
+            self._gather(self.begins[op_id], "forward")
+            self._await(self.begins[op_id], "forward")
 
     def leave(self, op_id: int, micro_batch: int) -> None:
         """Give up also the parameters, or reduce the gradients, of a unit that ends here."""
@@ -221,11 +223,6 @@ class UnitRank(StagedRank):
         if micro_batch is None and op_ids and self.program.names[op_ids[-1]] == FINDS_OVERFLOW:
             group = self.shard_group
             self.waits.append(self._add_collective("all_reduce", self.last, FLAG_BYTES, group, "optimizer"))
-
-    def _enter_forward(self, index: int) -> None:
-        self._hooks("forward")
-        self._gather(index, "forward")
-        self._await(index, "forward")
 
     def _enter_backward(self, index: int) -> None:
         """Wait for a unit's parameters, and ask for those of the unit whose turn is next."""

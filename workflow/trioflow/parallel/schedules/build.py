@@ -13,6 +13,7 @@ Qi et al., Zero bubble, arXiv 2401.10241; J. Lamy-Poirier, Breadth-first pipelin
 """
 
 import csv
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -135,25 +136,19 @@ def _order_zero_bubble(p: int, m: int, v: int) -> list[Row]:
 
 def _delay_forwards(rows: list[Row]) -> list[Row]:
     """Let every forward idle until the stage before it has run in an earlier slot."""
-    done: set[Action] = set()
-    places = [0] * len(rows)
+    slots: dict[Action | None, int] = {}
     result: list[list[Action | None]] = [[] for _ in rows]
-    while any(place < len(row) for place, row in zip(places, rows, strict=True)):
-        now = []
-        for rank, row in enumerate(rows):
-            if places[rank] == len(row):
-                continue
-            action = row[places[rank]]
-            if action and action.kind == FORWARD and action.stage:
-                before = Action(action.stage - 1, FORWARD, action.micro_batch)
-                if before not in done:
-                    result[rank].append(None)
-                    continue
-            places[rank] += 1
-            result[rank].append(action)
-            if action:
-                now.append(action)
-        done.update(now)
+
+    def is_ready(rank: int, cell: Action | None) -> bool:
+        if cell is None or cell.kind != FORWARD or not cell.stage:
+            return True
+        late = slots.get(cell._replace(stage=cell.stage - 1), math.inf) >= len(result[rank])
+        result[rank] += [None] * late
+        return not late
+
+    for rank, cell in take_turns(rows, is_ready):
+        slots[cell] = len(result[rank])
+        result[rank].append(cell)
     return [tuple(row) for row in result]
 
 
@@ -438,8 +433,8 @@ def _check_numbers(name: str, made: Schedule, ranks: int, micro_batches: int, st
     found = (made.ranks, made.stages, made.micro_batches)
     if found != (ranks, ranks * stages_per_rank, micro_batches):
         raise PlanError(
-            f"the schedule {name!r} made {found[0]} ranks, {found[1]} stages and {found[2]} micro-batches"
-            f" where {ranks}, {ranks * stages_per_rank} and {micro_batches} were asked for"
+            f"the schedule {name!r} has {found[0]} ranks, {found[1]} stages and {found[2]} micro-batches,"
+            f" the plan {ranks}, {ranks * stages_per_rank} and {micro_batches}"
         )
 
 

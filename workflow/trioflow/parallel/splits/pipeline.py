@@ -10,7 +10,7 @@ References: PyTorch 2.13 ``torch/csrc/distributed/c10d/reducer.cpp`` (``compute_
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from math import gcd, prod
@@ -430,10 +430,6 @@ class TiedParameter:
     ready_after: dict[int, int]  # stage to its last operator that makes a part of the gradient
     # Operators that add the parts up on one rank; between ranks an all-reduce does
     sums: frozenset[int]
-
-    def shard(self, degree: int) -> TiedParameter:
-        """Return the share of one of ``degree`` tensor-parallel ranks."""
-        return replace(self, size_bytes=self.size_bytes // degree)
 
 
 @of_model

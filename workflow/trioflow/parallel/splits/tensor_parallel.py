@@ -522,17 +522,11 @@ class Splitter:
             return False
         return not (row.weights and index == row.output_ids[0])
 
-    def shard_bytes(self, indices: list[int], total: int) -> int:
-        """Return the bytes of some tensors when the shards among them are cut."""
-        if not total:  # a view moves nothing
-            return 0
-        return sum(self.size[i] // self.degree if self.storage[i] in self.shards else self.size[i] for i in indices)
-
-    def token_bytes(self, indices: list[int], total: int) -> int:
-        """Return the bytes of some tensors when all but parameters are cut by tokens."""
-        if not total:
-            return 0
-        return sum(self.size[i] // (1 if self.category[i] in _WHOLE else self.degree) for i in indices)
+    def cut_bytes(self, indices: list[int], total: int, tokens: bool) -> int:
+        """Return the bytes of some tensors when shards are cut, or by ``tokens`` all but parameters; a view moves nothing."""
+        cut = (self.category[i] not in _WHOLE if tokens else self.storage[i] in self.shards for i in indices)
+        parts = (self.size[i] // (self.degree if one else 1) for i, one in zip(indices, cut, strict=True))
+        return sum(parts) if total else 0
 
     def find_gathered(self, row: Operator) -> int | None:
         """Return the first of an operator's inputs that holds a rank's tokens."""
@@ -597,7 +591,7 @@ def _cut(cells: dict[str, list[int]], row: Operator, kind: str, splitter: Splitt
         cells[name][op_id] //= degree
     if kind == "inside":
         return
-    count = splitter.token_bytes if kind == "token" else splitter.shard_bytes
+    count = partial(splitter.cut_bytes, tokens=kind == "token")
     for column, ids in (("read_bytes", row.input_ids), ("write_bytes", row.output_ids)):
         before, growing = cells[column][op_id], cells[f"batch_{column}"][op_id]
         after = count(ids, before)

@@ -41,6 +41,10 @@ class Exchange:
     awaited: bool = False  # whether the host reads what arrives in forward before it launches more
     beside: int = -1  # operator that runs meanwhile, and behind which it is waited for
     blocks: int = 1  # that the operator is computed in while the buffer goes round piece by piece
+    # In a stage, of each micro-batch: the buffer [bytes], and the time of the copy into another order [s], empty
+    # where there is none
+    sizes_bytes: tuple[int, ...] = ()
+    copies_s: tuple[float, ...] = ()
 
     def scale(self, factor: float) -> int:
         """Return the buffer at so many times the traced batch [bytes]."""
@@ -51,10 +55,6 @@ class Exchange:
         size, pieces = self.scale(factor), self.blocks
         # Every rank reads all pieces, and writes one.
         return size * (pieces + 1) // (2 * pieces) if self.copied == SUMMED else size
-
-    def of_stage(self, sizes_bytes: tuple[int, ...], copies_s: tuple[float, ...]) -> StageExchange:
-        """Return the exchange as a stage runs it, with sizes and copies of each micro-batch."""
-        return StageExchange(**vars(self), sizes_bytes=sizes_bytes, copies_s=copies_s)
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,6 @@ class SharedAttention:
     def backward(self) -> bool:
         """Whether it is the gradient of an attention."""
         return self.forward is not None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageExchange(Exchange):
-    """An exchange as a stage runs it."""
-
-    sizes_bytes: tuple[int, ...]  # of each micro-batch [bytes]
-    # Time of the copy into another order, of each micro-batch [s]; empty where there is none
-    copies_s: tuple[float, ...] = ()
 
 
 @dataclass(eq=False)
