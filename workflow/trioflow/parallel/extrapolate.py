@@ -57,7 +57,7 @@ from trioflow.parallel.memory.peak import (
 from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.plan import Stages, check_plan, choose_stages, describe_plan, fit_framework
 from trioflow.parallel.programs.builder import ProgramBuilder, RankProgram
-from trioflow.parallel.programs.offload import plan_activations, read_host_rates, size_update
+from trioflow.parallel.programs.offload import check_host, plan_activations, size_update
 from trioflow.parallel.programs.staged import StagedRank
 from trioflow.parallel.programs.stages import StageWorks
 from trioflow.parallel.programs.units import UnitRank
@@ -320,6 +320,7 @@ def _set_up_builder(step: _Step, works: StageWorks, cut: list[list[str]]) -> Pro
     updates_s = priced.predict_updates(split, of_stages)
     for work, update_s in zip(stages, updates_s, strict=True):
         work.update_s = update_s
+    check_host(plan, host)
     moves, updates = plan.offload == "activations", plan.offload == "optimizer"
     return ProgramBuilder(
         plan=plan,
@@ -342,7 +343,6 @@ def _set_up_builder(step: _Step, works: StageWorks, cut: list[list[str]]) -> Pro
         partitions=partitions,
         update_s=partition_s,
         shared=kind.share(works),
-        rates=read_host_rates(plan, host),
         offloaded=plan_activations(trace, split.operators) if moves else None,
         update_bytes_per_byte=size_update(trace, 1.0) if updates else 0.0,
     )

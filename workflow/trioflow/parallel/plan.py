@@ -430,9 +430,8 @@ def describe_plan(plan: Plan, batch: int, *, brief: bool = False) -> str:
 
 def _describe_accumulation(plan: Plan) -> str:
     """Return the steps of gradient accumulation, and how often replicas reduce."""
-    words = "reduced once" if not plan.reduces_each else "reduce-scatter each step"
-    if plan.reduces_each and not plan.sums_shards:
-        words = "all-reduce each step"
+    each = "reduce-scatter each step" if plan.sums_shards else "all-reduce each step"
+    words = each if plan.reduces_each else "reduced once"
     return f"{plan.accumulate} gradient-accumulation steps" + f" ({words})" * (plan.replicas > 1)
 
 

@@ -25,7 +25,7 @@ from trioflow.base.precision_recipes import RECIPES, PrecisionRecipe
 from trioflow.costmodel.collectives.model import SHIFT
 from trioflow.parallel.backward import Recomputation
 from trioflow.parallel.memory.profile import BLOCK, HeldMemory
-from trioflow.parallel.programs.offload import HostRates, OffloadedActivations
+from trioflow.parallel.programs.offload import OffloadedActivations
 from trioflow.parallel.reference import OperatorTimes
 from trioflow.parallel.schedules.build import lower_for_execution
 from trioflow.parallel.schedules.table import TRAIN, Schedule
@@ -352,7 +352,6 @@ class ProgramBuilder:
     update_s: Sequence[Sequence[dict[int, float]]] = ()
     shared: Any = None  # what the kind's ranks share beside the stages' work
     # Of what lies in the host's memory
-    rates: HostRates | None = None
     offloaded: OffloadedActivations | None = None
     update_bytes_per_byte: float = 0.0
     # What has been written, and what each rank holds beside its operators' results

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from trioflow.base.columns import ABSENT, Columns
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
+from trioflow.base.plan_row import refuse_plan
 from trioflow.parallel.backward import list_units
 from trioflow.parallel.memory.profile import build_storage_table
 from trioflow.parallel.model_graph import ModelGraph
@@ -34,21 +35,6 @@ if TYPE_CHECKING:
 
 UNITS_ON_DEVICE = 2
 """Units whose activations are on the device at one time."""
-
-
-@dataclass(frozen=True)
-class HostRates:
-    """What a rank's host link and host can do."""
-
-    # Of copies, in each direction
-    link_bytes_per_s: float
-    link_latency_s: float
-    # What the host reads and writes in a second of the optimizer's work; 0 where it has none
-    update_bytes_per_s: float
-
-    def copy_s(self, size_bytes: float) -> float:
-        """Return the time of a copy [s]."""
-        return self.link_latency_s + size_bytes / self.link_bytes_per_s
 
 
 @dataclass(frozen=True)
@@ -82,20 +68,18 @@ _UPDATE_RATE = "host_update_bytes_per_s"
 """Rates of a platform's ``host`` that offloading needs; the latency may be left out."""
 
 
-def read_host_rates(plan: Plan, host: Mapping[str, float]) -> HostRates | None:
-    """Return the host's rates that a plan needs, None for none; PlanError when the platform does not give them."""
-    if plan.offload == "none":
-        return None
-    needed = [_LINK_BANDWIDTH, *([_UPDATE_RATE] if plan.offload == "optimizer" else [])]
-    missing = [name for name in needed if not host.get(name)]
-    if missing:
-        raise PlanError(
-            f"plan {plan.plan}: offload {plan.offload} needs {' and '.join(missing)} of the platform's host",
-            fix="add it to the platform file, with its source, or use another platform",
-        )
-    return HostRates(
-        float(host[_LINK_BANDWIDTH]), float(host.get(_LINK_LATENCY, 0.0)), float(host.get(_UPDATE_RATE, 0.0))
-    )
+def check_host(plan: Plan, host: Mapping[str, float]) -> None:
+    """Check that a platform gives the host's rates that a plan needs; PlanError when not."""
+    needed = {"none": [], "activations": [_LINK_BANDWIDTH]}.get(plan.offload, [_LINK_BANDWIDTH, _UPDATE_RATE])
+    missing = " and ".join(name for name in needed if not host.get(name))
+    fix = "add it to the platform file, with its source, or use another platform"
+    refuse_plan(plan, [(missing, f"offload {plan.offload} needs {missing} of the platform's host", fix)])
+
+
+def _copy_s(rank: RankProgram, size_bytes: float) -> float:
+    """Return the time of a copy over a rank's own link [s]."""
+    host = rank.program.host
+    return host.get(_LINK_LATENCY, 0.0) + size_bytes / host[_LINK_BANDWIDTH]
 
 
 def size_update(trace: Trace, parameter_bytes: float) -> float:
@@ -147,8 +131,8 @@ def plan_activations(trace: ModelGraph, operators: Columns) -> OffloadedActivati
 class ActivationMover:
     """Writes the copies of one rank's activations to the host and back; ``operators``: those beside which they begin."""
 
-    def __init__(self, rank: RankProgram, plan: OffloadedActivations, rates: HostRates) -> None:
-        self.rank, self.plan, self.rates = rank, plan, rates
+    def __init__(self, rank: RankProgram, plan: OffloadedActivations) -> None:
+        self.rank, self.plan = rank, plan
         self.begins = {unit.begins: number for number, unit in enumerate(plan.units)}
         self.ends = {unit.ends: number for number, unit in enumerate(plan.units)}
         self.operators = {*self.begins, *self.ends, *plan.unit_of}
@@ -191,7 +175,7 @@ class ActivationMover:
         return kept.fixed_bytes + kept.growing_bytes * self.rank.program.factors[micro_batch]
 
     def _copy(self, stream: str, phase: str, unit: int, micro_batch: int, after: Sequence[int | None]) -> int:
-        time_s = self.rates.copy_s(self._size(unit, micro_batch))
+        time_s = _copy_s(self.rank, self._size(unit, micro_batch))
         fields = {"duration_s": time_s, "phase": phase, "micro_batch": micro_batch}
         return self.rank.add(stream, "memcpy", f"{stream} activations", after=after, **fields)
 
@@ -199,23 +183,23 @@ class ActivationMover:
 class HostOptimizer:
     """Writes one rank's gradients' way to the host, the update there, and the parameters' way back."""
 
-    def __init__(self, rank: RankProgram, rates: HostRates) -> None:
-        self.rank, self.rates = rank, rates
+    def __init__(self, rank: RankProgram) -> None:
+        self.rank = rank
         self.sent_bytes = 0.0
         self.copies: list[int] = []
 
     def send(self, after: int | None, size_bytes: float, storages: frozenset[int]) -> None:
         """Send gradients that are final after a task; the device's are dropped."""
         self.sent_bytes += size_bytes
-        fields = {"duration_s": self.rates.copy_s(size_bytes), "phase": "backward"}
+        fields = {"duration_s": _copy_s(self.rank, size_bytes), "phase": "backward"}
         self.copies.append(self.rank.add("offload", "memcpy", "offload gradients", after=(after,), **fields))
         self.rank.drop(storages)
 
     def update(self) -> None:
         """Update on the host once all gradients are there, and bring the parameters back."""
         rank, of = self.rank, {"phase": "optimizer"}
-        moved_s = self.sent_bytes * rank.program.update_bytes_per_byte / self.rates.update_bytes_per_s
+        moved_s = self.sent_bytes * rank.program.update_bytes_per_byte / rank.program.host[_UPDATE_RATE]
         after = (*self.copies, *rank.waits)
         updated = rank.add("host", "host", "optimizer on the host", after=after, duration_s=moved_s, **of)
-        back_s = self.rates.copy_s(self.sent_bytes)
+        back_s = _copy_s(rank, self.sent_bytes)
         rank.waits.append(rank.add("fetch", "memcpy", "fetch parameters", after=(updated,), duration_s=back_s, **of))

@@ -119,9 +119,9 @@ class StagedRank(RankProgram):
         self.gathered: list[int] = []
         turns = [one.stage for one in leaves(self.schedule.rows[pipeline]) if one.kind == FORWARD]
         self.first_turns = {stage: turns.index(stage) for stage in dict.fromkeys(turns)}
-        rates, mode, offloaded = program.rates, program.mode, program.offloaded
-        self.mover = ActivationMover(self, offloaded, rates) if rates and offloaded and mode != FORWARD_ONLY else None
-        self.host_optimizer = HostOptimizer(self, rates) if rates and not offloaded and mode == TRAIN else None
+        mode, offloaded, updates = program.mode, program.offloaded, program.plan.offload == "optimizer"
+        self.mover = ActivationMover(self, offloaded) if offloaded and mode != FORWARD_ONLY else None
+        self.host_optimizer = HostOptimizer(self) if updates and mode == TRAIN else None
         self._recorded: dict[tuple[Any, ...], _Recorded] = {}
         self._crowded: dict[int, set[int]] = {}
         plan = program.plan

@@ -62,11 +62,12 @@ def cost_units(
     does it: the trace's casts are that copy.
     """
     found = []
-    added, casts = list_added_gradients(trace), trace.facts.recipe.shards_main
+    added, facts = list_added_gradients(trace), trace.facts
     for unit in units:
         shards = plan.shards_of(unit.experts)
-        gathered, reduced = unit.gathered_bytes(shards), unit.reduced_bytes(shards)
-        kept, whole = unit.kept_bytes(shards), not plan.sums_shards
+        made = sum(p.padded_bytes(shards) for p in unit.parameters if p.trained)
+        gathered, reduced = sum(p.padded_bytes(shards) for p in unit.parameters), round(made * facts.reduced_width)
+        kept, whole = round(made * facts.kept_width / shards), not plan.sums_shards
         parts = [p.size_bytes for p in unit.parameters if p.trained and (p.name not in added or not whole)]
         gradients = parts if whole else [round(size * kept / max(sum(parts), 1)) for size in parts]
         further = micro_steps > 1
@@ -78,7 +79,7 @@ def cost_units(
                 kept,
                 elementwise("aten::copy_", [gathered // shards] if gathered else [], 2),
                 elementwise("aten::copy_", [gathered] if gathered else [], 2),
-                elementwise("aten::copy_", [reduced] if reduced and not casts else [], 2),
+                elementwise("aten::copy_", [reduced] if reduced and not facts.recipe.shards_main else [], 2),
                 elementwise("aten::add_", gradients, 2) if further else 0.0,
             )
         )

@@ -87,12 +87,8 @@ def list_parameters(trace: ModelGraph, tensor: int = 1, expert: int = 1) -> list
         module = name.rpartition(".")[0]
         kind, experts = kind_of_module(module, rules), module in of_experts
         cut = int(entry.get("shard_dimension", 0))
-        if kind and cut:
-            shape[-1 if kind == "column" else -2] //= tensor
-        elif kind == "column":
-            shape[0] //= tensor
-        elif kind == "row" and len(shape) > 1:
-            shape[1] //= tensor
+        if kind == "column" or (kind and len(shape) > 1):
+            shape[((0, 1), (-1, -2))[cut > 0][kind == "row"]] //= tensor
         if experts:
             whole = gcd(shape[0], expert)
             shape[0] //= whole

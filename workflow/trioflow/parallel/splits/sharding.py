@@ -283,24 +283,7 @@ class ShardedUnit:
     # Whether its input has a gradient. Otherwise autograd never comes back to it, and its gradients
     # are reduced at the end of backward.
     in_graph: bool
-    reduced_width: float = 1.0  # bytes of a gradient as it is reduced, over those of its parameter
-    kept_width: float = 1.0  # the same of the shard that is kept
     experts: bool = False  # whether its parameters are a layer's experts, shared by other ranks
-
-    def gathered_bytes(self, shards: int) -> int:
-        """Return the result of its all-gather [bytes]."""
-        return sum(p.padded_bytes(shards) for p in self.parameters)
-
-    def reduced_bytes(self, shards: int) -> int:
-        """Return the input of its reduce-scatter [bytes]."""
-        return round(self._trained_bytes(shards) * self.reduced_width)
-
-    def kept_bytes(self, shards: int) -> int:
-        """Return the gradients that one rank keeps of its reduce-scatter [bytes]."""
-        return round(self._trained_bytes(shards) * self.kept_width / shards)
-
-    def _trained_bytes(self, shards: int) -> int:
-        return sum(p.padded_bytes(shards) for p in self.parameters if p.trained)
 
 
 @of_model
@@ -339,17 +322,13 @@ def build_units(trace: ModelGraph, tensor: int = 1, expert: int = 1, apart: bool
         for unit, index in zip(made, inner, strict=True)
     ]
     rest = tuple(p for p in parameters if owner[p.name] not in inner)
-    facts = trace.facts
     ordered = _in_order(made)
     if apart:
         experts = {
             list(units)[index]: [p for p in parameters if owner[p.name] == index and p.experts] for index in inner
         }
         ordered = [part for unit in ordered for part in (*_place_experts(trace, unit, experts[unit.name]), unit)]
-    return [
-        replace(unit, reduced_width=facts.reduced_width, kept_width=facts.kept_width)
-        for unit in (*ordered, _place_root(trace, rest))
-    ]
+    return [*ordered, _place_root(trace, rest)]
 
 
 def _place_experts(trace: ModelGraph, unit: ShardedUnit, parameters: list[Parameter]) -> list[ShardedUnit]:
@@ -380,8 +359,7 @@ def build_stage_units(
         if stage in stages or not (stages or stage)
     }
     rest = tuple(p for p in root.parameters if p.name in names)
-    own = _place_root(trace, rest, here)
-    return [*mine, replace(own, reduced_width=root.reduced_width, kept_width=root.kept_width)]
+    return [*mine, _place_root(trace, rest, here)]
 
 
 @of_model
