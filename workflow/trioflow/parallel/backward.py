@@ -144,14 +144,12 @@ def _make_region(operators: Sequence[int], saved: dict[int, _Saved], stops: bool
     """Cut a region that ``stops`` behind the operator that saves last."""
     saving = [op for op in operators if op in saved]
     needed_by = frozenset(reader for op in saving for reader in saved[op].readers)
-    if not saving:
-        return Recomputation((), needed_by)
-    if not stops:
-        return Recomputation(tuple(operators), needed_by)
+    if not saving or not stops:
+        return Recomputation(tuple(operators) if saving else (), needed_by)
     last = max(saving)
-    if saved[last].result:
-        return Recomputation(tuple(op for op in operators if op <= last), needed_by)
-    return Recomputation(tuple(op for op in operators if op < last), needed_by, last)
+    computed = saved[last].result
+    kept = tuple(op for op in operators if op < last + computed)
+    return Recomputation(kept, needed_by, None if computed else last)
 
 
 def _find_saved(trace: ModelGraph) -> dict[int, _Saved]:

@@ -93,11 +93,15 @@ class GraphMetadata:
             return UNKNOWN
         import msgspec
 
-        for cells, kind, place in ((raw, cls, "metadata"), (raw.get("plan", ()), Plan, "metadata plan")):
-            for key in sorted({*cells} - {cell.name for cell in fields(kind)}):
-                raise TableError(f"unknown key {key!r}", file=file, place=place, fix=_REMAKE)
-        for key in sorted({cell.name for cell in fields(cls)} - raw.keys() - _OF_EXPERIMENTS):
-            raise TableError(f"no key {key!r}", file=file, place="metadata", fix=_REMAKE)
+        checked = ((raw, cls, "metadata"), (raw.get("plan", ()), Plan, "metadata plan"))
+        unknown = [
+            (f"unknown key {key!r}", place)
+            for cells, kind, place in checked
+            for key in sorted({*cells} - {cell.name for cell in fields(kind)})
+        ]
+        missing = sorted({cell.name for cell in fields(cls)} - raw.keys() - _OF_EXPERIMENTS)
+        for problem, place in (*unknown, *((f"no key {key!r}", "metadata") for key in missing)):
+            raise TableError(problem, file=file, place=place, fix=_REMAKE)
         try:
             return msgspec.convert(raw, cls)
         except msgspec.ValidationError as error:

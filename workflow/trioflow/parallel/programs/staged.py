@@ -132,26 +132,23 @@ class StagedRank(RankProgram):
         self.shard_group = self.data_group[first : first + shards]
         self.shard_replicas = self.data_group[data % shards :: shards]
         first = data - data % plan.context
-        self.context_group = [program.rank_of(d, pipeline, tensor) for d in range(first, first + plan.context)]
+        self.context_group = self.data_group[first : first + plan.context]
         # Experts' own grid over the ranks of a stage: those that cut one expert next to each other.
         first, end = (program.rank_of(0, p, 0) for p in (pipeline, pipeline + 1))
-        inside, at = plan.expert * plan.expert_cut, self.rank - first
-        begin = self.rank - at % inside + at % plan.expert_cut
-        self.expert_group = list(range(begin, begin + inside, plan.expert_cut))
-        self.expert_replicas = list(range(first + at % inside, end, inside))
+        grid = np.arange(first, end).reshape(-1, plan.expert, plan.expert_cut)
+        group, owner, cut = np.argwhere(grid == self.rank)[0].tolist()
+        self.expert_group, self.expert_replicas = grid[group, :, cut].tolist(), grid[:, owner, cut].tolist()
         # Those of them in this rank's group, and the ranks of other groups that hold the same share.
         count = plan.shards_of(experts=True)
-        place = self.expert_replicas.index(self.rank)
-        self.expert_shards = self.expert_replicas[place - place % count :][:count]
+        self.expert_shards = self.expert_replicas[group - group % count :][:count]
         domains, hop = plan.expert_hops
-        place = self.expert_group.index(self.rank)
         self.exchange_groups = {
             TENSOR: self.tensor_group,
             CONTEXT: self.context_group,
             EXPERTS: self.expert_group,
-            EXPERT_SLICES: [self.rank - at % plan.expert_cut + i for i in range(plan.expert_cut)],
-            EXPERT_NODES: self.expert_group[place % hop :: hop] if domains else [],
-            EXPERT_DOMAIN: self.expert_group[place - place % hop :][:hop] if domains else [],
+            EXPERT_SLICES: grid[group, owner].tolist(),
+            EXPERT_NODES: self.expert_group[owner % hop :: hop] if domains else [],
+            EXPERT_DOMAIN: self.expert_group[owner - owner % hop :][:hop] if domains else [],
         }
 
     @property

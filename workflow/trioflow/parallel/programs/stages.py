@@ -101,10 +101,8 @@ class StageWorks:
             if self.mode != FORWARD_ONLY:
                 self._add_partial(work, in_stage, split.partial_gradients)
             if stage < len(cut) - 1:
-                boundary = sum(len(units) for units in cut[: stage + 1])
-                crossing = boundary_bytes(self.trace, boundary)
-                shares = self.plan.tensor if self.plan.sequence_parallel else 1
-                shares *= self.plan.context
+                crossing = boundary_bytes(self.trace, sum(map(len, cut[: stage + 1])))
+                shares = (self.plan.tensor if self.plan.sequence_parallel else 1) * self.plan.context
                 work.send_bytes = [round(crossing / shares * factor) for factor in self.factors]
             stages.append(work)
         return stages

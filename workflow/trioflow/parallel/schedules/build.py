@@ -12,7 +12,6 @@ References: PyTorch 2.13 ``torch/distributed/pipelining/schedules.py`` (text: ``
 Qi et al., Zero bubble, arXiv 2401.10241; J. Lamy-Poirier, Breadth-first pipeline parallelism, arXiv 2211.05953.
 """
 
-import csv
 import math
 import re
 from collections import Counter, defaultdict
@@ -490,10 +489,9 @@ def _parse_row(line: list[str], rank: int, path: str | Path) -> Row:
 
 def write_schedule(schedule: Schedule, path: str | Path) -> None:
     """Write a schedule, whole or not, for PyTorch's ``_load_csv``: ``compute_comms`` with messages, else ``compute_only``."""
-    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream)
-        for row in schedule.rows:
-            writer.writerow(["" if action is None else str(action) for action in row])
+    rows = (",".join("" if action is None else str(action) for action in row) for row in schedule.rows)
+    with atomic_path(path) as temporary:
+        temporary.write_text("".join(f"{row}\r\n" for row in rows), encoding="utf-8", newline="")
 
 
 def lower_for_execution(schedule: Schedule) -> Schedule:
