@@ -292,11 +292,10 @@ def _describe(
 
 def _owners(rows: list[dict[str, Any]], tracker: TensorTracker) -> dict[int, str]:
     """Return the module of each parameter (its reader's) and of each activation (its maker's)."""
-    owners: dict[int, str] = {}
-    for row in rows:
-        if row["phase"] == "forward":
-            for index in (*row["input_ids"], *row["output_ids"]):
-                kept = tracker.category(index) in ("parameter", "buffer") or index in row["output_ids"]
-                if kept and row["module"]:
-                    owners.setdefault(index, row["module"])
-    return owners
+    return {
+        index: row["module"]
+        for row in reversed(rows)  # the first one that uses a tensor counts
+        if row["phase"] == "forward" and row["module"]
+        for index in (*row["input_ids"], *row["output_ids"])
+        if index in row["output_ids"] or tracker.category(index) in ("parameter", "buffer")
+    }

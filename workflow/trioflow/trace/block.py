@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from math import prod
 from typing import Any
 
@@ -265,13 +266,10 @@ def _find_optimizer(block: Block, owner: dict[int, str]) -> list[range]:
             inside = block.name.holds(names.pop())
         if inside:
             mine.append(op_id)
-    runs: list[range] = []
-    for op_id in reversed(mine):
-        if runs and runs[-1].stop == op_id:
-            runs[-1] = range(runs[-1].start, op_id + 1)
-        else:
-            runs.append(range(op_id, op_id + 1))
-    return runs
+    # Numbers of a run grow as their places do.
+    runs = groupby(enumerate(reversed(mine)), lambda item: item[1] - item[0])
+    parts = [[op_id for _, op_id in run] for _, run in runs]
+    return [range(part[0], part[-1] + 1) for part in parts]
 
 
 _FLOWING = ("activation", "input", "output", "gradient")

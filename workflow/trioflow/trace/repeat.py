@@ -4,6 +4,7 @@ A captured block's rows stand for those of every further one: each distinct even
 as in G. Lu et al., "DistSim", CF 2023.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -478,11 +479,8 @@ def _find_stacks(trace: Trace) -> list[list[BlockName]]:
 
 def _outermost_number(module: str) -> str:
     """Return a module's path up to its first number; nothing where it has none."""
-    parts = module.split(".")
-    for place, part in enumerate(parts):
-        if part.isdecimal():
-            return ".".join(parts[: place + 1])
-    return ""
+    match = re.match(r"(?:[^.]*\.)*?\d+(?![^.])", module)
+    return match[0] if match else ""
 
 
 def _choose(rows: list[Row], names: list[BlockName]) -> BlockName:

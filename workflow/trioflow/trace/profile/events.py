@@ -201,17 +201,13 @@ def calls_collective(event: Event) -> bool:
 
 def communication_streams(kernels: Iterable[tuple[Event, bool]]) -> set[str]:
     """Return the streams on which collectives run and nothing that an operator that computes launched."""
-    used: set[str] = set()
-    shared: set[str] = set()
-    for kernel, computes in kernels:
-        stream = kernel.details.get("stream")
-        if stream is None:
-            continue
-        if is_communication(kernel):
-            used.add(str(stream))
-        elif computes:
-            shared.add(str(stream))
-    return used - shared
+    streams = [
+        (str(stream), is_communication(kernel), computes)
+        for kernel, computes in kernels
+        if (stream := kernel.details.get("stream")) is not None
+    ]
+    shared = {stream for stream, moves, computes in streams if computes and not moves}
+    return {stream for stream, moves, _ in streams if moves} - shared
 
 
 def is_host_copy(kernel: Event) -> bool:

@@ -11,7 +11,7 @@ with the number of cases and the first of them.
 
 import re
 from bisect import bisect_left
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 from math import isclose
@@ -111,13 +111,18 @@ def _period(words: Sequence[Hashable]) -> int:
 
 def list_overlaps(operators: Iterable[Event]) -> list[str]:
     """Return a doubt where the host's outermost operators overlap in time."""
-    host = sorted((e for e in operators if e.category in HOST), key=lambda e: e.start_ns)
-    reached, found = None, []
-    for one in host:
-        if reached is not None and one.start_ns < reached - ROUNDING_NS:
-            found.append(one.name)
-        reached = one.end_ns if reached is None else max(reached, one.end_ns)
+    found = [one.name for _, one in _find_overlaps(e for e in operators if e.category in HOST)]
     return _doubt(found, "operators run while another one does, on a thread of their own")
+
+
+def _find_overlaps(events: Iterable[Event]) -> Iterator[tuple[Event, Event]]:
+    """Yield, for each event that begins while an earlier one runs, of these the one that ends last, and it."""
+    last: Event | None = None
+    for one in sorted(events, key=lambda e: (e.start_ns, e.end_ns)):
+        if last is not None and one.start_ns < last.end_ns - ROUNDING_NS:
+            yield last, one
+        if last is None or one.end_ns > last.end_ns:
+            last = one
 
 
 def _doubt(found: Sequence[str], what: str) -> list[str]:
@@ -161,23 +166,11 @@ def _doubt_device(step: StepEvents) -> list[str]:
         doubts.append(f"{step.stray} kernels after the step have no launch: some may be the step's")
     rows = zip(step.launched, step.communicates, strict=True)
     computing = [k for ks, moves in rows if not moves for k in ks if k.category == "kernel"]
-    return [*doubts, *_doubt_streams(kernels, {e.correlation: e for e in calls}), *_doubt_beside(computing)]
-
-
-def _doubt_beside(kernels: Iterable[Event]) -> list[str]:
-    """Doubt kernels beside those of another stream: communication goes by names not known here."""
-    beside: list[str] = []
-    last: Event | None = None
-    for kernel in sorted(kernels, key=lambda k: (k.start_ns, k.end_ns)):
-        if (
-            last is not None
-            and kernel.start_ns < last.end_ns - ROUNDING_NS
-            and kernel.details.get("stream") != last.details.get("stream")
-        ):
-            beside.append(kernel.name)
-        if last is None or kernel.end_ns > last.end_ns:
-            last = kernel
-    return _doubt(
+    pairs = _find_overlaps(computing)
+    beside = [k.name for last, k in pairs if k.details.get("stream") != last.details.get("stream")]
+    doubts += _doubt_streams(kernels, {e.correlation: e for e in calls})
+    # Communication goes by names not known here.
+    return doubts + _doubt(
         beside,
         "kernels start while one of another stream runs, and count as computing although they or"
         " that one may communicate",
@@ -193,9 +186,8 @@ def _doubt_streams(kernels: Sequence[Event], launches: Mapping[int | None, Event
     early, swapped, overlapping = [], [], []
     for queue in streams.values():
         early += [k.name for k, by in queue if by and k.start_ns < by.start_ns - ROUNDING_NS]
-        for (one, first), (other, second) in pairwise(queue):
-            if other.start_ns < one.end_ns - ROUNDING_NS:
-                overlapping.append(other.name)
+        overlapping += [k.name for _, k in _find_overlaps(kernel for kernel, _ in queue)]
+        for (_, first), (other, second) in pairwise(queue):
             if first is not None and second is not None and first.start_ns > second.end_ns:
                 swapped.append(other.name)
     return [

@@ -37,7 +37,7 @@ from torch.nn import functional as F
 
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import read_own_records
-from trioflow.base.settings import CONFIGURED, FAMILIES, LANGUAGE
+from trioflow.base.settings import CONFIGURED, FAMILIES, LANGUAGE, OPTIMIZERS
 from trioflow.trace.language.decoder import build_language_model
 from trioflow.trace.language.sizes import split_adapters
 from trioflow.trace.workloads.configured import (
@@ -49,7 +49,7 @@ from trioflow.trace.workloads.configured import (
     quiet,
     split_by_name,
 )
-from trioflow.trace.workloads.precision import MainWeights, Precision, check_optimizer, choose_precision
+from trioflow.trace.workloads.precision import MainWeights, Precision, choose_precision
 from trioflow.trace.workloads.recipe import (
     FUNCTIONS,
     WorkloadRecipe,
@@ -432,7 +432,10 @@ def build_workload(row: Mapping[str, Any], seed: int = 0, device: str | None = N
     name, family = str(row["workload"]), str(row["family"])
     if family not in _BUILDERS:
         raise InputError(f"workload {name}: unknown family {family!r}", fix=f"use one of {', '.join(FAMILIES)}")
-    check_optimizer(str(row["optimizer"]), name)
+    if row["optimizer"] not in OPTIMIZERS:
+        raise InputError(
+            f"workload {name}: unknown optimizer {row['optimizer']!r}", fix=f"use one of {', '.join(OPTIMIZERS)}"
+        )
     precision = choose_precision(str(row.get("precision") or "fp32"), name)
     torch.manual_seed(seed)
     with torch.device(device) if device else nullcontext():

@@ -21,16 +21,7 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from trioflow.base.errors import InputError
 from trioflow.base.precision_recipes import PrecisionRecipe, choose_recipe
-from trioflow.base.settings import OPTIMIZERS
-
-
-def check_optimizer(name: str, workload: str) -> str:
-    """Return an optimizer's name if it is known; InputError where it is not."""
-    if name not in OPTIMIZERS:
-        raise InputError(f"workload {workload}: unknown optimizer {name!r}", fix=f"use one of {', '.join(OPTIMIZERS)}")
-    return name
 
 
 def choose_optimizer(name: str, target: str) -> str:
