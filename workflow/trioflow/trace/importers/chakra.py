@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 
 from trioflow.base.errors import TraceError
 from trioflow.base.provenance import read_json, stamp
@@ -33,7 +34,7 @@ from trioflow.trace.importers.chakra_nodes import (
     read_messages,
     read_text,
 )
-from trioflow.trace.importers.options import ImportOptions, Reader
+from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.ranks import RankFile, check_ranks
 from trioflow.trace.profile.events import (
     STEP,
@@ -176,7 +177,6 @@ _FILE = re.compile(r"^(?P<prefix>.+)\.(?P<rank>\d{1,6})\.(et|json|json\.gz)$")
 _GROUP_FILES = ("{prefix}.comm_groups.json", "{prefix}.json", "comm_group.json")
 _COMPUTE = "compute"
 _BACKWARD = ("backward", "Backward")
-_WORK = ("flop", "read_bytes", "write_bytes", "batch_flop", "batch_read_bytes", "batch_write_bytes")
 _MODEL_FACTS = ("units", "tensor_split", "attention_heads", "parameters", "row", "step_time_source", "ready")
 
 
@@ -536,20 +536,16 @@ def _find_order(
     return streams, waits
 
 
-def _add_work(trace: Trace, nodes: Sequence[ChakraNode], without: Sequence[int]) -> None:
+def _add_work(trace: Trace, nodes: Sequence[ChakraNode], without: list[int]) -> None:
     """Give operators without tensors the bytes that their nodes state."""
     frame = trace.operators
-    columns = {name: frame[name].tolist() for name in _WORK}
-    kinds, phases = frame["kind"].tolist(), frame["phase"].tolist()
-    for place in without:
-        size = nodes[place].number("tensor_size") or 0
-        columns["read_bytes"][place] = size
-        columns["write_bytes"][place] = size if kinds[place] == "memcpy" else 0
-        if phases[place] != "optimizer":
-            for name in ("flop", "read_bytes", "write_bytes"):
-                columns[f"batch_{name}"][place] = columns[name][place]
-    for name, values in columns.items():
-        frame[name] = values
+    sizes = np.array([nodes[place].number("tensor_size") or 0 for place in without], dtype=np.int64)
+    kinds, phases = (frame[name].to_numpy() for name in ("kind", "phase"))
+    grows = [place for place in without if phases[place] != "optimizer"]
+    frame.loc[without, "read_bytes"] = sizes
+    frame.loc[without, "write_bytes"] = sizes * (kinds[without] == "memcpy")
+    for name in ("flop", "read_bytes", "write_bytes"):
+        frame.loc[grows, f"batch_{name}"] = frame.loc[grows, name]
     timed = [i for i in without if kinds[i] == "compute"]
     if timed:
         warnings = trace.facts.warn(
@@ -574,12 +570,3 @@ def _warn(warnings: list[str], communication: Sequence[dict[str, Any]]) -> list[
             f" {unknown[0]['group'] or 'of all'!r}): it does not run as traced without --world-size and its groups"
         )
     return warnings
-
-
-READER = Reader(
-    recognise,
-    import_chakra,
-    "a Chakra .et file or its JSON form, one or a rank each",
-    repeats=False,
-    find_ranks=find_chakra_ranks,
-)

@@ -1,15 +1,15 @@
 """Telling what a source of traces is, and importing it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trioflow.base.errors import TraceError
 from trioflow.base.experiments import IMPORT_FORMATS
 from trioflow.base.input_files import check_file
 from trioflow.base.settings import NOTHING
 from trioflow.trace.importers.kineto import import_kineto
-from trioflow.trace.importers.options import ImportOptions, Reader
+from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.ranks import EXECUTION_TRACE, KINETO, RankFile, find_ranks, list_files, recognise_json
 from trioflow.trace.profile.events import RAW_FILES
 from trioflow.trace.profile.merge import merge_trace
@@ -17,6 +17,17 @@ from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace
 
 FORMATS = ("capture", *IMPORT_FORMATS)
+
+
+class Reader(NamedTuple):
+    """What reads a format of one file or folder."""
+
+    recognise: Callable[[Path], bool]  # whether a file or folder has the format
+    read: Callable[[Path, ImportOptions], Trace]
+    what: str  # the format in words, for errors
+    repeats: bool = False  # whether ``ImportOptions.repeat_layers`` is followed
+    # Each rank's files, where sources are of several; None for a format of one.
+    find_ranks: Callable[[Sequence[Path]], dict[int, RankFile]] | None = None
 
 
 def import_trace(sources: Sequence[str | Path], options: ImportOptions, form: str | None = None) -> Trace:
@@ -44,9 +55,12 @@ def import_trace(sources: Sequence[str | Path], options: ImportOptions, form: st
         )
     try:
         if reader:
-            return reader.read(first, options)
-        trace = import_kineto(*_pair(paths), options) if form == "kineto" else merge_trace(first)
-        return repeat_layers(trace, options.repeat_layers) if options.repeat_layers else trace
+            trace = reader.read(first, options)
+        else:
+            trace = import_kineto(*_pair(paths), options) if form == "kineto" else merge_trace(first)
+        # A NeuSight table's reader repeats its layer itself: the step's facts count all layers.
+        layers = None if form == "neusight" else options.repeat_layers
+        return repeat_layers(trace, layers) if layers else trace
     except TraceError as error:
         if error.file is not None:
             raise
@@ -79,12 +93,23 @@ def _list_readers() -> Mapping[str, Reader]:
     from trioflow.trace.importers import chakra, neusight, nsight, simai, triosim, xla
 
     return {
-        "triosim": triosim.READER,
-        "nsight": nsight.READER,
-        "neusight": neusight.READER,
-        "simai": simai.READER,
-        "xla": xla.READER,
-        "chakra": chakra.READER,
+        "triosim": Reader(triosim.recognise, triosim.import_triosim, "TrioSim's trace.csv and tensor.csv"),
+        "nsight": Reader(
+            nsight.recognise,
+            nsight.import_nsight,
+            "Nsight Systems' .sqlite, .jsonl, or its folder of .parquet",
+            repeats=True,
+            find_ranks=nsight.find_nsight_ranks,
+        ),
+        "neusight": Reader(neusight.recognise, neusight.import_neusight, "a NeuSight table", repeats=True),
+        "simai": Reader(simai.recognise, simai.import_simai, "a workload file of SimAI"),
+        "xla": Reader(xla.recognise, xla.import_xla, "a profile of XLA (JAX)"),
+        "chakra": Reader(
+            chakra.recognise,
+            chakra.import_chakra,
+            "a Chakra .et file or its JSON form, one or a rank each",
+            find_ranks=chakra.find_chakra_ranks,
+        ),
     }
 
 

@@ -27,7 +27,7 @@ from trioflow.base.units import format_time, ms_to_ns, ms_to_s, ns_to_s
 from trioflow.trace.assemble import ObservedOperator, ReadyGradient, assemble_trace
 from trioflow.trace.facts import Facts
 from trioflow.trace.importers.csv_rows import CsvColumn, CsvRow, number, read_rows
-from trioflow.trace.importers.options import ImportOptions, Reader
+from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.ranks import read_head
 from trioflow.trace.repeat import repeat_block
 from trioflow.trace.store import MOST_ELEMENTS, Trace
@@ -723,6 +723,3 @@ def _compare(trace: Trace, step: StepBuilder, block: str, layers: int, sidecar: 
             f"{format_time(measured['measured_end_to_end_s'])}"
         )
     return facts
-
-
-READER = Reader(recognise, import_neusight, "a NeuSight table", repeats=True)

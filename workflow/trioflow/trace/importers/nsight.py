@@ -33,10 +33,9 @@ from trioflow.base.errors import TraceError
 from trioflow.base.provenance import digest_file
 from trioflow.base.units import BYTES_PER_MIB, NS_PER_US
 from trioflow.trace.importers.kineto import import_profile
-from trioflow.trace.importers.options import ImportOptions, Reader
+from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.ranks import RankFile, read_head
 from trioflow.trace.profile.kineto import Profile, make_profile
-from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace
 
 _MAGIC = b"SQLite format 3\0"
@@ -408,17 +407,3 @@ def _name_work(report: _Report, row: sqlite3.Row, category: str) -> str:
         return report.text(row, "demangledName", "shortName", "mangledName") or "unnamed kernel"
     kind = _COPIES.get(int(read(row, "copyKind") or 0), "")
     return f"Memcpy {kind}".strip() if category == "gpu_memcpy" else "Memset (Device)"
-
-
-def _import_repeated(path: Path, options: ImportOptions) -> Trace:
-    trace = import_nsight(path, options)
-    return repeat_layers(trace, options.repeat_layers) if options.repeat_layers else trace
-
-
-READER = Reader(
-    recognise,
-    _import_repeated,
-    "Nsight Systems' .sqlite, .jsonl, or its folder of .parquet",
-    repeats=True,
-    find_ranks=find_nsight_ranks,
-)

@@ -1,19 +1,12 @@
-"""What a source of traces may leave unsaid, and what a reader of a format declares."""
+"""What a source of traces may leave unsaid."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trioflow.base.errors import TraceError
 from trioflow.base.settings import PRECISIONS
-
-if TYPE_CHECKING:
-    from trioflow.trace.importers.ranks import RankFile
-    from trioflow.trace.store import Trace
-
 
 _COUNTS = {"batch": "samples", "world_size": "ranks"}
 
@@ -65,15 +58,3 @@ class ImportOptions:
         if precision not in PRECISIONS:
             raise TraceError(f"unknown precision {precision!r}", file=source, fix=f"use one of {', '.join(PRECISIONS)}")
         return precision
-
-
-@dataclass(frozen=True)
-class Reader:
-    """What reads a format of one file or folder."""
-
-    recognise: Callable[[Path], bool]  # whether a file or folder has the format
-    read: Callable[[Path, ImportOptions], Trace]
-    what: str  # the format in words, for errors
-    repeats: bool  # whether it follows ``ImportOptions.repeat_layers``
-    # Each rank's files, where sources are of several; None for a format of one.
-    find_ranks: Callable[[Sequence[Path]], dict[int, RankFile]] | None = None

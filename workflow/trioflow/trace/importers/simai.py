@@ -23,7 +23,7 @@ from trioflow.base.provenance import digest_file, stamp
 from trioflow.base.units import ns_to_s
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.importers.csv_rows import CsvColumn, CsvRow, check_cells, whole
-from trioflow.trace.importers.options import ImportOptions, Reader
+from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.ranks import read_head
 from trioflow.trace.profile.messages import MOST_RANKS
 from trioflow.trace.store import Trace
@@ -291,6 +291,3 @@ def _list_warnings(degrees: dict[str, int], layers: Sequence[_Layer]) -> list[st
     if all(work.compute_ns <= 1 for layer in layers for work in layer):
         found.append("every compute time is 1 ns or less: AICB was run without measuring any (aiob)")
     return found
-
-
-READER = Reader(recognise, import_simai, "a workload file of SimAI", repeats=False)

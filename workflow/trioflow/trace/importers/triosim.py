@@ -22,7 +22,7 @@ from trioflow.hardware.machine import is_processor
 from trioflow.tables import PHASES
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.importers.csv_rows import CsvColumn, CsvRow, number, read_rows, whole
-from trioflow.trace.importers.options import ImportOptions, Reader
+from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.store import MOST_ELEMENTS, Trace
 from trioflow.trace.tensors import FORMULAS, MadeInside, Shape, TensorRef, count_flop
 
@@ -657,6 +657,3 @@ def _keep_saved(
                     seen.add(ref.storage)
         for tensor in (*one.inputs, *one.outputs, *one.after):
             seen.add(tensor.storage)
-
-
-READER = Reader(recognise, import_triosim, "TrioSim's trace.csv and tensor.csv", repeats=False)

@@ -29,7 +29,7 @@ from trioflow.base.provenance import digest_file, stamp
 from trioflow.base.units import NS_PER_US, ns_to_s
 from trioflow.hardware.machine import find_sheet
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
-from trioflow.trace.importers.options import ImportOptions, Reader
+from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.ranks import list_files, read_head
 from trioflow.trace.profile.events import Event, charge_apart, find_enclosing, is_communication
 from trioflow.trace.profile.kineto import decode_file
@@ -376,6 +376,3 @@ def _list_warnings(file: _File, on_gpu: bool, step: _Step, idle: float) -> list[
     if sends := sum(step.communicates):
         said.append(f"{sends} operations communicate, and what they send is not in the profile")
     return said
-
-
-READER = Reader(recognise, import_xla, "a profile of XLA (JAX)", repeats=False)
