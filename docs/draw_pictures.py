@@ -16,7 +16,7 @@ from pathlib import Path
 
 import trioflow
 from PIL import Image, ImageChops
-from trioflow.prediction.answer import Prediction
+from trioflow.prediction.assembly import Prediction
 from trioflow.report.charts import ChartPage, draw_parts, plot, plot_scaling
 
 FIGURES = Path(__file__).parent / "figures"

@@ -32,8 +32,7 @@ from trioflow.base.experiments import Plan
 from trioflow.base.provenance import atomic_path
 from trioflow.costmodel.uncertainty import CALIBRATION, CONFIDENCES, ONE_NODE, RECORDED, load_calibration
 from trioflow.parallel.plan import make_plan
-from trioflow.prediction.answer import Prediction
-from trioflow.prediction.assembly import predict
+from trioflow.prediction.assembly import Prediction, predict
 from trioflow.prediction.question import Options, time_operators
 from trioflow.report.pages import write_markdown, write_percent
 from trioflow.trace.language.make import make_trace

@@ -13,7 +13,7 @@ HOMES = {
     "Options": "prediction.question",
     "Plan": "base.plan_row",
     "Platform": "hardware.machine",
-    "Prediction": "prediction.answer",
+    "Prediction": "prediction.assembly",
     "Trace": "trace.store",
     "SearchResult": "sweeps.search",
     "TrioflowError": "base.errors",

@@ -7,7 +7,7 @@ if TYPE_CHECKING:  # mypy then reads the modules first
     from trioflow.hardware.machine import Platform as Platform
     from trioflow.parallel.plan import make_plan as make_plan
     from trioflow.parallel.plan import named_plan as named_plan
-    from trioflow.prediction.answer import Prediction as Prediction
+    from trioflow.prediction.assembly import Prediction as Prediction
     from trioflow.prediction.assembly import predict as predict
     from trioflow.prediction.fitting import find_largest as find_largest
     from trioflow.prediction.known import models as models

@@ -34,8 +34,7 @@ from trioflow.parallel.extrapolate import extrapolate, release_sends, repeat_int
 from trioflow.parallel.plan import describe_plan, make_plan, named_plan
 from trioflow.parallel.reference import choose_reference
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder, load_task_graph
-from trioflow.prediction.answer import predict_step
-from trioflow.prediction.assembly import build_graph, join_step
+from trioflow.prediction.assembly import build_graph, join_step, predict_step
 from trioflow.prediction.question import Options, Question, load_traces, time_operators
 from trioflow.tables import records
 from trioflow.trace.store import Trace

@@ -22,8 +22,7 @@ from trioflow.parallel.memory.profile import HeldMemory, Lifetimes, StorageTable
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.parallel.programs.offload import size_update
 from trioflow.parallel.task_graph import read_tasks
-from trioflow.prediction.answer import describe_memory
-from trioflow.prediction.assembly import predict, prepare_step
+from trioflow.prediction.assembly import describe_memory, predict, prepare_step
 from trioflow.prediction.question import resolve
 from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace, find_trace, load_trace

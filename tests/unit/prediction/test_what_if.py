@@ -28,8 +28,7 @@ from trioflow.hardware.platform import EXCHANGE, Corrections, correct_platform
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
-from trioflow.prediction.answer import Prediction
-from trioflow.prediction.assembly import predict
+from trioflow.prediction.assembly import Prediction, predict
 from trioflow.prediction.breakdown import build_breakdown
 from trioflow.prediction.explain import MeasuredTime, explain
 from trioflow.prediction.step import SessionAnchor, apply_factors, choose_anchor, settle_contention

@@ -12,8 +12,7 @@ from oracles.ideal_run import measure_held
 from trioflow.base.experiments import Plan
 from trioflow.parallel.plan import fit_framework, make_plan
 from trioflow.parallel.schedules.build import build_schedule
-from trioflow.prediction.answer import predict_step
-from trioflow.prediction.assembly import choose_collectives
+from trioflow.prediction.assembly import choose_collectives, predict_step
 from trioflow.prediction.question import load_traces
 from trioflow.sweeps.scenarios import PredictionCache
 from trioflow.sweeps.step_estimate import _count_held, _list_buckets, _order, _play, estimate_step

@@ -42,8 +42,7 @@ from trioflow.costmodel.features import classify
 from trioflow.engine.compiled.run import has_numba
 from trioflow.hardware.machine import Device
 from trioflow.parallel.memory.peak import DOUBTED, LIKELY, count_wanted, describe_probability, find_fullest
-from trioflow.prediction.answer import Prediction, describe_memory
-from trioflow.prediction.assembly import predict
+from trioflow.prediction.assembly import Prediction, describe_memory, predict
 from trioflow.prediction.breakdown import DEPTH, HOUR_S, WAYS, Faults, describe_run
 from trioflow.prediction.fitting import LARGEST, answer_memory, find_largest, split_memory
 from trioflow.prediction.question import STEP_WORDS, Options

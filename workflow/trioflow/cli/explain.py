@@ -36,8 +36,7 @@ from trioflow.formats.run_log import LoggedSteps, read_logged_steps
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import EXCHANGE, MICRO_BATCH, Corrections, correct_platform, save_corrected
 from trioflow.network.collectives import CollectivePlanner, compute_wire_bytes
-from trioflow.prediction.answer import Prediction
-from trioflow.prediction.assembly import choose_collectives, predict
+from trioflow.prediction.assembly import Prediction, choose_collectives, predict
 from trioflow.prediction.explain import Explanation, MeasuredTime, explain
 from trioflow.report.scores import score_cases
 from trioflow.trace.facts import UNTIMED

@@ -40,7 +40,7 @@ from trioflow.formats.launch import FRAMEWORKS
 from trioflow.network.across_nodes import INTER_NODE
 from trioflow.parallel.memory.peak import DOUBTED, describe_probability, find_fullest
 from trioflow.parallel.plan import BUCKET_BYTES
-from trioflow.prediction.answer import Prediction
+from trioflow.prediction.assembly import Prediction
 from trioflow.prediction.fitting import split_memory
 from trioflow.prediction.question import SORTS, STEP_WORDS, Options, find_model
 from trioflow.sweeps.search import BestPlans, SearchResult, Watch, plan, search

@@ -32,7 +32,7 @@ from trioflow.engine.result import LinkTraffic, Result
 from trioflow.hardware.machine import name_link
 from trioflow.network.networks import ContentionFreeNetwork, FairShareNetwork, find_network
 from trioflow.parallel.task_graph import TaskGraph, read_tasks
-from trioflow.prediction.answer import Prediction, predict_step
+from trioflow.prediction.assembly import Prediction, predict_step
 from trioflow.prediction.breakdown import WAYS
 from trioflow.prediction.step import SessionAnchor, load_experiment
 from trioflow.tables import LINKS, STREAMS

@@ -2,33 +2,56 @@
 
 `resolve` looks up what the question names, and gives each operator its time on the device (`question`).
 `prepare_step` writes what every rank does (`build_graph`, by ``parallel.extrapolate``), with memory and uncertainty of
-compute, and joins it with the platform and its collectives (`join_step`). ``answer.predict_step`` runs that, at the
-ends of its interval too (``step``, by ``engine.simulate``).
+compute, and joins it with the platform and its collectives (`join_step`). `predict_step` runs that, at the ends of its
+interval too (``step``, by ``engine.simulate``). The answer is a `Prediction`: the step's time with an interval, its
+parts, its memory and what it rests on. `draw_step` repeats a step with other lengths of its work: the distribution of
+step times, who waits for whom, and which rank is late.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+import html
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
+import numpy as np
+
+from trioflow import __version__
 from trioflow.base.arguments import show_fields
+from trioflow.base.columns import ABSENT, Columns
 from trioflow.base.derived import derived
 from trioflow.base.errors import InputError
 from trioflow.base.experiments import Plan
 from trioflow.base.plugins import load_plugin
+from trioflow.base.units import format_apart, format_bytes, format_time
 from trioflow.costmodel.choices import MEASURED, find_collectives, load_collectives
 from trioflow.costmodel.collectives.platform import PlatformCollectives
 from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.costmodel.uncertainty import Spread, choose_spread, draw_normals, find_worst, load_calibration
+from trioflow.engine.program import Floats, Ints
+from trioflow.engine.result import Drawn, DrawnGraph, Result, Summary, check_size
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.platform import OFFLOAD_RATES, describe_unmeasured
 from trioflow.network.across_nodes import describe_inter_node, has_several_nodes
 from trioflow.network.collectives import CollectiveCost, LinkCollectives, scale_to_links
 from trioflow.parallel.extrapolate import extrapolate, release_sends
+from trioflow.parallel.memory.peak import DOUBTED, LIKELY, describe_probability
 from trioflow.parallel.plan import AS_TRACED, read_stages
-from trioflow.parallel.splits.pipeline import BALANCES
+from trioflow.parallel.schedules.table import TRAIN
+from trioflow.parallel.splits.pipeline import BALANCES, name_balance
 from trioflow.parallel.splits.routing import read_routing, set_routing
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.prediction.answer import Prediction, predict_step
+from trioflow.prediction.breakdown import (
+    DEPTH,
+    build_breakdown,
+    describe_rates,
+    describe_waits,
+    doubt_rate,
+    name_group,
+    split_step,
+)
 from trioflow.prediction.question import (
     CLOSED_FORM,
     DEFAULTS,
@@ -41,10 +64,478 @@ from trioflow.prediction.question import (
     read_keywords,
     resolve,
 )
-from trioflow.prediction.step import Step, choose_counts, extend_step, list_rank_scales, read_session, scale_operators
+from trioflow.prediction.step import (
+    Simulated,
+    Step,
+    choose_counts,
+    extend_step,
+    list_rank_scales,
+    read_session,
+    scale_operators,
+)
+from trioflow.tables import flatten
 
 if TYPE_CHECKING:
     from trioflow.prediction.keywords import Keywords
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+_QUANTILES = (("low_s", 0.1), ("median_s", 0.5), ("high_s", 0.9))
+_STEP, _RANK, _MICRO_BATCH, _PASS, _EXCHANGE, _OPERATOR = range(6)
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """A step in all its draws.
+
+    ``step_s``: of consecutive steps of a run, with one seed comparable draw by draw between plans [draws] [s].
+    ``source``: where the spread comes from, in words. ``waits``: of each degree whose ranks meet: exchanges of a step,
+    what a member waits for the others at one (wait_s: mean over draws and members), and without any spread
+    (steady_wait_s). ``late``: of each rank the share of its exchanges in which others waited for it.
+    """
+
+    step_s: Floats
+    seed: int
+    spread: Spread
+    source: str
+    waits: list[dict[str, Any]]
+    late: list[dict[str, Any]]
+
+    @property
+    def expected_s(self) -> float:
+        """Mean over the draws [s]."""
+        return float(self.step_s.mean())
+
+    def beats(self, other: "Draws") -> float:
+        """Return the share of draws in which this step is faster, ties by halves; InputError when drawn otherwise."""
+        if (self.seed, len(self.step_s)) != (other.seed, len(other.step_s)):
+            raise InputError("two steps were drawn apart", fix="draw both with one seed, as often")
+        difference_s = self.step_s - other.step_s
+        return float((difference_s < 0).mean() + (difference_s == 0).mean() / 2)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the draws as ``trioflow simulate --draws --json`` prints them."""
+        found = {name: float(np.quantile(self.step_s, q)) for name, q in _QUANTILES}
+        return {
+            "count": len(self.step_s),
+            "seed": self.seed,
+            "expected_s": self.expected_s,
+            **found,
+            "spread": asdict(self.spread),
+            "source": self.source,
+            "waits": self.waits,
+            "late": self.late,
+        }
+
+
+def draw_step(
+    result: Result, graph: TaskGraph, device_kind: str, draws: int, seed: int, spread: Spread | None = None
+) -> Draws:
+    """Draw a simulated step, all its ranks one by one whether they were folded or not.
+
+    ``device_kind``, cpu or gpu: whose spread it is, where none is given. Raises InputError when there are too many
+    tasks.
+    """
+    source = "spread as given"
+    if spread is None:
+        spread, source = choose_spread(device_kind)
+    fold = graph.fold
+    check_size(graph.kept_tasks.rows if fold is None else fold.task_total)
+    plan, timeline = graph.metadata.plan, result.timeline_columns
+    drawn_graph = DrawnGraph(graph, timeline)
+    groups, factors = _draw_factors(drawn_graph, timeline, plan, draws, seed, spread)
+    own = _draw_operators(drawn_graph, timeline, seed, spread.operator_log)
+    drawn = drawn_graph.run(groups, factors, own)
+    steady = drawn_graph.run(np.zeros_like(groups), np.ones((1, 1)))
+    degrees = _name_degrees(graph.task_columns, timeline, plan)
+    return Draws(
+        drawn.step_s,
+        seed,
+        spread,
+        source,
+        _sum_waits((drawn, steady), drawn_graph, degrees),
+        _sum_late(drawn, degrees, timeline, draws),
+    )
+
+
+def _draw_factors(
+    graph: DrawnGraph, timeline: Columns, plan: Plan, draws: int, seed: int, spread: Spread
+) -> tuple[Ints, Floats]:
+    """Return which row of factors each item takes, and the factors: passes, then exchanges."""
+    phases = timeline["phase"]
+    order = np.argsort(np.argsort([*phases.words, ""]))
+    keys = [
+        timeline["rank"],
+        *(np.maximum(timeline[name], 0) for name in ("micro_batch", "stage")),
+        order[phases.codes],
+    ]
+    passes, own = np.unique(np.column_stack(keys), axis=0, return_inverse=True)
+    rank, micro_batch, _, _ = passes.T
+    replica = rank // plan.tensor // plan.context % plan.data
+    steps = draw_normals(seed, _STEP, 0, (draws,), spread.step_autocorrelation)
+    logs = np.tile(spread.step_log * steps, (len(passes), 1))
+    rank_logs = spread.rank_log * draw_normals(
+        seed, _RANK, 0, (int(rank.max(initial=0)) + 1, draws), spread.rank_autocorrelation
+    )
+    logs += rank_logs[rank]
+    pieces = int(micro_batch.max(initial=0)) + 1
+    for one in np.unique(replica).tolist():
+        drawn = spread.micro_batch_log * draw_normals(seed, _MICRO_BATCH, one, (pieces, draws))
+        logs[replica == one] += drawn[micro_batch[replica == one]]
+    for one in np.unique(rank).tolist():
+        rows = np.flatnonzero(rank == one)
+        logs[rows] += spread.pass_log * draw_normals(seed, _PASS, one, (len(rows), draws))
+    shared = timeline["match_id"] != ABSENT
+    exchanges = np.unique(graph.item_of[shared])
+    exchange_logs = spread.exchange_log * draw_normals(seed, _EXCHANGE, 0, (len(exchanges), draws))
+    groups = np.zeros(len(graph.lengths_s), dtype=np.int64)
+    groups[graph.item_of[~shared]] = own[~shared]
+    groups[exchanges] = len(passes) + np.arange(len(exchanges))
+    return groups, np.exp(np.concatenate([logs, exchange_logs]))
+
+
+def _draw_operators(
+    graph: DrawnGraph, timeline: Columns, seed: int, deviation: float
+) -> Callable[[int], Floats] | None:
+    """Return each draw's factors on single operators [items], none where they do not differ.
+
+    Their mean is 1: what a pass takes together was recorded of a whole step.
+    """
+    if not deviation:
+        return None
+    single = np.zeros(len(graph.lengths_s), dtype=bool)
+    single[graph.item_of[timeline["match_id"] == ABSENT]] = True
+
+    def draw(number: int) -> Floats:
+        logs = deviation * draw_normals(seed, _OPERATOR, number, (len(single),))
+        return np.where(single, np.exp(logs - deviation**2 / 2), 1.0)
+
+    return draw
+
+
+def _name_degrees(tasks: Columns, timeline: Columns, plan: Plan) -> Any:
+    """Return the degree whose ranks each task meets; empty of tasks by themselves [tasks]."""
+    groups = tasks["group"]
+    names = np.array([*(name_group(text, plan) for text in groups.words), "pipeline"])[groups.codes]
+    return np.where(timeline["match_id"] != ABSENT, names, "")
+
+
+def _sum_waits(runs: Sequence[Drawn], graph: DrawnGraph, degrees: Any) -> list[dict[str, Any]]:
+    found = []
+    for degree in sorted(set(degrees) - {""}):
+        members = degrees == degree
+        drawn_s, steady_s = (float(one.wait_s[members].mean()) for one in runs)
+        found.append(
+            {
+                "group": str(degree),
+                "exchanges": len(np.unique(graph.item_of[members])),
+                "wait_s": drawn_s,
+                "steady_wait_s": steady_s,
+            }
+        )
+    return found
+
+
+def _sum_late(drawn: Drawn, degrees: Any, timeline: Columns, draws: int) -> list[dict[str, Any]]:
+    member = degrees != ""
+    rank = timeline["rank"][member]
+    late, count = np.bincount(rank, drawn.late[member]), np.bincount(rank)
+    return [{"rank": one, "share": float(late[one] / (count[one] * draws))} for one in np.flatnonzero(count).tolist()]
+
+
+TIMES = ("step_time_s", "low_s", "high_s", "busy_s", "compute_s", "communication_s", "exposed_communication_s")
+"""Times of a simulation's summary that a prediction repeats [s]; the interval only where it was asked for."""
+
+
+@dataclass(frozen=True, repr=False)
+class Prediction:
+    """A predicted training step.
+
+    ``step``: what was asked: task graph before a session's anchor, platform, traces, options. ``simulated``: what the
+    simulation of it gave.
+    """
+
+    step: Step
+    simulated: Simulated
+
+    @property
+    def _summary(self) -> Summary:
+        return self.simulated.result.summary
+
+    @property
+    def step_time_s(self) -> float:
+        """Time of the step [s]."""
+        return self._summary.step_time_s
+
+    @property
+    def low_s(self) -> float:
+        """Low end of the 80 % interval [s]; the step itself where no interval was asked for."""
+        low_s = self._summary.low_s
+        return self.step_time_s if low_s is None else low_s
+
+    @property
+    def high_s(self) -> float:
+        """High end of the 80 % interval [s]; the step itself where no interval was asked for."""
+        high_s = self._summary.high_s
+        return self.step_time_s if high_s is None else high_s
+
+    @property
+    def compute_s(self) -> float:
+        """Time in which the busiest rank computes [s]."""
+        return self._summary.compute_s
+
+    @property
+    def communication_s(self) -> float:
+        """Time in which a rank communicates [s]."""
+        return self._summary.communication_s
+
+    @property
+    def exposed_communication_s(self) -> float:
+        """Communication that no compute hides [s]."""
+        return self._summary.exposed_communication_s
+
+    @property
+    def events(self) -> int:
+        """Starts and ends of tasks and flows that were simulated."""
+        return self._summary.events
+
+    @property
+    def confidence(self) -> str:
+        """The worst of operators' times, their rescaling, collectives and judged steps of its kind: one of ``CONFIDENCES``."""
+        words: list[str] = [
+            self.task_graph.metadata.uncertainty.confidence,
+            self._summary.confidence,
+            self.step.confidence,
+            load_calibration()[self.step.kind][1],
+        ]
+        return find_worst(words)
+
+    @property
+    def memory(self) -> list[dict[str, Any]]:
+        """Peak of each group of ranks that are alike, by category [bytes], and when it is reached."""
+        return self.task_graph.metadata.memory
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """Peak memory of the fullest rank [bytes]; None where no memory is estimated."""
+        return self.step.known_peak_bytes
+
+    @property
+    def fits_memory(self) -> bool | None:
+        """Whether the step more likely fits its devices than not; None where no memory is estimated."""
+        return self.step.fits_memory
+
+    @property
+    def fit_probability(self) -> float | None:
+        """Probability that no rank runs out of memory; None where no memory is estimated."""
+        return self.step.fit_probability
+
+    @property
+    def task_graph(self) -> TaskGraph:
+        """What every rank does, as it was simulated."""
+        return self.simulated.graph
+
+    @property
+    def timeline(self) -> "pd.DataFrame":
+        """When every task of every rank ran: columns of ``tables.TIMELINE``."""
+        return self.simulated.result.timeline
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the reader must know, each once."""
+        warnings = [*self.step.warnings, *self._summary.warnings]
+        warnings += doubt_rate(self._rates)
+        likely = self.fit_probability
+        if likely is not None and likely < DOUBTED:
+            warnings.insert(
+                0,
+                (
+                    f"{'out of memory' if likely < LIKELY else 'memory'}: the step is {describe_probability(likely)} a rank's device, whose allocator "
+                    f"would hold {format_bytes(self.step.wanted_bytes)}; recompute, offload, shard over more ranks or take a smaller micro-batch "
+                    "(trioflow memory says which of these suffice)"
+                ),
+            )
+        return list(dict.fromkeys(warnings))
+
+    @cached_property
+    def draws(self) -> Draws | None:
+        """The step in many draws of its spread; None where none were asked for.
+
+        Raises InputError as ``draw_step``.
+        """
+        options, simulated = self.step.options, self.simulated
+        if not options.draws:
+            return None
+        return draw_step(
+            simulated.result,
+            simulated.graph,
+            self.step.platform.device.kind,
+            options.draws,
+            options.seed,
+            options.spread,
+        )
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What the prediction rests on: version, traces, cost model, collectives, platform's sources."""
+        step = self.step
+        known = ("workload", "batch", "device_name", "step_time_source")
+        return {
+            "trioflow_version": __version__,
+            "traces": [{key: getattr(trace.facts, key) for key in known} for trace in step.traces],
+            "cost_model": step.cost_model,
+            "collectives": "ring closed form"
+            if isinstance(step.collectives, LinkCollectives | None)
+            else str(getattr(step.collectives, "platform", type(step.collectives).__name__)),
+            "platform": step.platform.name,
+            "sources": dict(step.platform.sources),
+            "anchor": step.options.anchor,
+        }
+
+    def breakdown(self, by: str = "module", depth: int = DEPTH) -> "pd.DataFrame":
+        """Return where the step goes by rank, stage or module: columns of ``tables.BREAKDOWN``.
+
+        Raises InputError as ``breakdown.build_breakdown``.
+        """
+        timeline = self.simulated.result.timeline_columns
+        return build_breakdown(self.task_graph, timeline, self.step.trace, by, depth)
+
+    @cached_property
+    def parts_s(self) -> dict[str, float]:
+        """Where the step goes, by ``breakdown.PARTS`` that take any of it [s]: means over the ranks, their sum is the step."""
+        executed = self.simulated.result.executed
+        waits = describe_waits(executed, self.task_graph.metadata.plan)
+        return split_step(executed, self.step.trace, waits, self.step_time_s)
+
+    def plot(self) -> Any:
+        """Return the prediction's page of pictures, which a notebook shows and ``save("answer.html")`` writes; needs bokeh."""
+        return import_module("trioflow").plot(self)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """Return the prediction as one row, as ``trioflow simulate --output csv`` prints it: several make a table by pandas' ``concat``."""
+        return flatten([self.to_dict()])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the prediction as ``trioflow simulate --json`` prints it."""
+        step, summary, metadata = self.step, self._summary, self.task_graph.metadata
+        times = {key: getattr(summary, key) for key in (*TIMES, "ranks", "events", "simulator_wall_s")}
+        batch = metadata.batch
+        found = {
+            **{key: value for key, value in times.items() if value is not None},
+            "workload": step.traces[0].facts.workload,
+            "batch": batch,
+            "plan": metadata.plan.plan,
+            "plan_text": metadata.plan_text,
+            "platform": step.platform.name,
+            "network": summary.network,
+            "cost_model": step.cost_model,
+            "confidence": self.confidence,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "outside_bytes": None if self.fits_memory is None else step.outside_bytes,
+            "memory_bytes": step.platform.device.memory_bytes,
+            "fits_memory": self.fits_memory,
+            "fit_probability": self.fit_probability,
+            "memory": self.memory,
+            "mode": metadata.mode,
+            **self._describe_stages(),
+            "samples_per_s": batch / self.step_time_s if self.step_time_s else None,
+            "folded": summary.folded,
+            "unfolded_reason": summary.unfolded_reason,
+            "warnings": self.warnings,
+            **self.describe_language(),
+        }
+        if self.draws is not None:
+            found |= {"draws": self.draws.to_dict()}
+        if self.simulated.trace_only_s is not None:
+            found |= {"anchor": step.options.anchor, "trace_only_step_time_s": self.simulated.trace_only_s}
+        return found
+
+    def _describe_stages(self) -> dict[str, Any]:
+        """Return how many units each stage of a pipeline holds, and what cut them; nothing without one."""
+        stages, asked = self.task_graph.metadata.stages, self.step.options.stages
+        if len(stages) < 2:
+            return {}
+        balanced = asked is None or asked in BALANCES
+        cut = name_balance(self.step.trace, str(asked or "") or None) if balanced else "given"
+        return {"stage_units": [len(stage) for stage in stages], "stages_by": cut}
+
+    def describe_language(self) -> dict[str, Any]:
+        """Return tokens/s, MFU and what ranks wait for; nothing of a step that has no tokens."""
+        plan = self.task_graph.metadata.plan
+        if self.step.fewer is not None or not self._rates:  # the timeline is not the whole step's
+            return self._rates
+        return self._rates | describe_waits(self.simulated.result.executed, plan)
+
+    @cached_property
+    def _rates(self) -> dict[str, Any]:
+        """Tokens/s and MFU; nothing of a step that has no tokens."""
+        metadata, facts = self.task_graph.metadata, self.step.traces[0].facts
+        if metadata.mode != TRAIN:
+            return {}
+        return describe_rates(facts, metadata.batch, self.step_time_s, self._summary.ranks, self.step.platform.device)
+
+    def __repr__(self) -> str:
+        return "\n".join([f"Prediction of {self.title}", *(f"  {a:<16}{b}" for a, b in self.list_facts())])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+            f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
+            for name, text in self.list_facts()
+        )
+        return f"<table><caption>{html.escape(self.title)}</caption>{rows}</table>"
+
+    @property
+    def title(self) -> str:
+        """What was predicted: the workload, the platform and the plan."""
+        workload, name = self.step.traces[0].facts.workload, self.step.platform.name
+        return f"{workload} on {name}: {self.task_graph.metadata.plan_text}"
+
+    def list_facts(self) -> list[tuple[str, str]]:
+        """Return the answer as names and words, its warnings last."""
+        return [
+            (
+                "step time",
+                f"{format_time(self.step_time_s)} (80 % interval"
+                f" {format_time(self.low_s)} to {format_time(self.high_s)}; {self.confidence})",
+            ),
+            ("compute", f"{format_time(self.compute_s)} on the busiest GPU"),
+            (
+                "communication",
+                f"{format_time(self.communication_s)}, of which {format_time(self.exposed_communication_s)} exposed",
+            ),
+            (
+                "peak memory",
+                describe_memory(
+                    self.step.peak_memory_bytes,
+                    self.step.outside_bytes,
+                    self.step.platform.device.memory_bytes,
+                    self.fit_probability,
+                    self.step.wanted_bytes,
+                ),
+            ),
+            ("operator times", self.step.cost_model),
+            *(("warning", warning) for warning in self.warnings),
+        ]
+
+
+def describe_memory(
+    peak_bytes: int, outside_bytes: int, memory_bytes: int, probability: float | None, reserved_bytes: int = 0
+) -> str:
+    """Return what the device holds at most, its size and the probability that it suffices."""
+    if probability is None:
+        return "not estimated"
+    needed, room = format_apart(max(peak_bytes, reserved_bytes) + outside_bytes, memory_bytes)
+    reserved = f", {format_bytes(reserved_bytes)} reserved" * (reserved_bytes > peak_bytes)
+    parts = f" ({format_bytes(peak_bytes)} allocated{reserved} + {format_bytes(outside_bytes)} CUDA context/NCCL)"
+    verdict = "OUT OF MEMORY, " * (probability < LIKELY) + describe_probability(probability)
+    return f"{needed} of {room} per GPU{parts * bool(outside_bytes)}: {verdict}"
+
+
+def predict_step(step: Step) -> Prediction:
+    """Return the prediction of a step that was put together before; errors as ``engine.simulate.simulate``."""
+    return Prediction(step, step.simulate())
 
 
 @show_fields(Options, Plan)

@@ -28,7 +28,7 @@ from trioflow.costmodel.uncertainty import RATIO, TIMER, UNANCHORED
 from trioflow.engine.result import join_lanes, measure_lanes, merge_lanes, select_communication, subtract_lanes
 from trioflow.hardware.machine import Platform
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.prediction.answer import Prediction, predict_step
+from trioflow.prediction.assembly import Prediction, predict_step
 from trioflow.prediction.question import Options
 from trioflow.prediction.step import Factors, SessionAnchor, Step, apply_factors, load_experiment
 from trioflow.report.errors import measured_steps

@@ -24,7 +24,7 @@ from trioflow.base.units import format_bytes, ns_to_s
 from trioflow.costmodel.features import classify
 from trioflow.export.step_files import count_memory
 from trioflow.parallel.memory.peak import LIKELY, describe_probability, find_fullest
-from trioflow.prediction.answer import Prediction
+from trioflow.prediction.assembly import Prediction
 from trioflow.prediction.breakdown import HOUR_S, PARTS
 from trioflow.prediction.fitting import split_memory
 from trioflow.report.pages import join_words, read_look, write_range, write_time

@@ -28,8 +28,7 @@ from trioflow.network.across_nodes import INTER_NODE, open_platform
 from trioflow.parallel.model_graph import ModelGraph
 from trioflow.parallel.splits.routing import set_routing
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.prediction.answer import TIMES, predict_step
-from trioflow.prediction.assembly import build_graph, join_step
+from trioflow.prediction.assembly import TIMES, build_graph, join_step, predict_step
 from trioflow.prediction.question import (
     DEFAULTS,
     STEP_WORDS,

@@ -25,7 +25,7 @@ from trioflow.base.errors import InputError, TrioflowError, how_to_install
 from trioflow.base.precision_recipes import RECIPE_NAMES
 from trioflow.hardware.machine import Device
 from trioflow.parallel.plan import NAMED
-from trioflow.prediction.answer import Prediction, predict_step
+from trioflow.prediction.assembly import Prediction, predict_step
 from trioflow.prediction.known import models, platforms
 from trioflow.prediction.question import STEP_WORDS
 from trioflow.report.charts import ChartPage, plot, render

@@ -18,8 +18,7 @@ from matplotlib.figure import Figure as Drawing
 from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import stamp
-from trioflow.prediction.answer import predict_step
-from trioflow.prediction.assembly import build_graph
+from trioflow.prediction.assembly import build_graph, predict_step
 from trioflow.report import style
 from trioflow.report.pages import Page, Section, render_definitions, render_details, render_figure, write_page
 from trioflow.sweeps.description import load_sweep, resolve_batch, resolve_plan

@@ -60,8 +60,7 @@ from trioflow.parallel.plan import micro_batch_sizes
 from trioflow.parallel.reference import choose_reference
 from trioflow.parallel.schedules.build import is_schedule
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.prediction.answer import Prediction, predict_step
-from trioflow.prediction.assembly import predict, prepare_step
+from trioflow.prediction.assembly import Prediction, predict, predict_step, prepare_step
 from trioflow.prediction.question import CLOSED_FORM, Options, resolve
 from trioflow.prediction.step import Step
 from trioflow.report.attribution import CAUSES, GROWTH, ScaledCollectives, Settings
