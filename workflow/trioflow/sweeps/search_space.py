@@ -15,9 +15,8 @@ from trioflow.base.plan_row import BUCKETED, RECOMPUTATIONS, SCHEDULE_GROUP, SCH
 from trioflow.base.plugins import list_plugins
 from trioflow.base.units import BYTES_PER_MIB
 from trioflow.costmodel.uncertainty import COLLECTIVES, PIPELINE, load_residuals
-from trioflow.parallel.plan import BUCKET_BYTES, check_plan, describe_plan, fit_framework
+from trioflow.parallel.plan import BUCKET_BYTES, check_plan, describe_plan, fit_framework, make_plan
 from trioflow.prediction.breakdown import HOUR_S
-from trioflow.sweeps.description import fill_values, resolve_plan
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace, pipeline_units
 
@@ -185,11 +184,11 @@ def enumerate_plans(trace: Trace, ranks: int, batch: int, space: Space, fates: F
             for count in pieces:
                 name = "micro_batches" if pipeline > 1 else "accumulate"
                 degrees = {"data": data, "tensor": tensor, "pipeline": pipeline}
-                values = fill_values({**degrees, **given, name: count})
+                values = {**degrees, **given, name: count}
                 try:
                     if count > space.most_pieces:
                         raise PlanError(f"more than {space.most_pieces} micro-batches or micro-steps are not searched")
-                    plan = fit_framework(resolve_plan(values), trace)
+                    plan = fit_framework(make_plan(**values), trace)
                     check_plan(plan, trace, batch)
                 except PlanError as error:
                     fates.refuse(values, error)
@@ -231,9 +230,11 @@ def _list_ways(data: int, tensor: int, pipeline: int, units: int, space: Space) 
         given["expert"], given["expert_tensor"] = given["expert"]
         given["schedule"], stages = given["schedule"]
         given |= {"stages_per_rank": stages} if stages else {}
-        buckets = data > 1 and given["sharding"] in BUCKETED
-        if buckets or given["bucket_bytes"] == BUCKET_BYTES:
-            yield given
+        if given["bucket_bytes"] == BUCKET_BYTES:  # of another limit make_plan makes the first bucket's too
+            del given["bucket_bytes"]
+        elif data == 1 or given["sharding"] not in BUCKETED:
+            continue
+        yield given
 
 
 def _list_expert_grids(data: int, tensor: int, experts: int) -> list[tuple[int, int]]:
