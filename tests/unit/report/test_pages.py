@@ -36,7 +36,7 @@ from trioflow.report.pages import (
     words,
     write_page,
 )
-from trioflow.report.sections import describe_path, sum_up_modules, sum_up_path
+from trioflow.report.sections import describe_path, render_traces, sum_up_modules, sum_up_path
 from trioflow.report.trace_page import build_trace_page
 from trioflow.tables import read_table, records
 from trioflow.trace.facts import UNTIMED
@@ -322,3 +322,9 @@ def test_the_sentence_tells_the_large_parts_and_the_rest_together() -> None:
     )
     alone = make_path(*[(0, "compute", "mm", "forward", f"m{n}", 1.0) for n in range(3)])
     assert describe_path(alone).endswith("end: 100 % forward compute of rank 0.")
+
+
+def test_the_table_of_traces_shows_facts_that_nothing_computes_with():
+    facts = trioflow.load_trace("gpt2-tiny-b8").facts
+    assert "profiled_step_s" in facts.other
+    assert f'data-sort="{facts.other["profiled_step_s"]}"' in render_traces({"gpt2-tiny-b8": facts})

@@ -471,7 +471,7 @@ def render_traces(traces: Mapping[str, Facts]) -> str:
 
     def known(key: str, write: Callable[[Any], str]) -> Callable[[str], Cell]:
         def cell(name: str) -> Cell:
-            value = getattr(traces[name], key)
+            value = traces[name].to_dict().get(key)
             return Cell(NOTHING, "") if value is None else Cell(write(value), float(value))
 
         return cell
