@@ -415,11 +415,8 @@ def make_folder(folder: str | Path) -> Path:
 
 def find_members(timeline: pd.DataFrame) -> dict[int, list[int]]:
     """Return the ranks of each exchange, by ``match_id``, ascending."""
-    matched = timeline[timeline["match_id"].notna()]
-    members: dict[int, set[int]] = {}
-    for match, rank in zip(matched["match_id"], matched["rank"], strict=True):
-        members.setdefault(int(match), set()).add(int(rank))
-    return {match: sorted(ranks) for match, ranks in members.items()}
+    ranks = timeline.groupby("match_id")["rank"].unique()
+    return {int(str(match)): sorted(map(int, members)) for match, members in ranks.items()}
 
 
 def _describe_rank(tasks: pd.DataFrame, members: dict[int, list[int]]) -> Iterator[dict[str, Any]]:

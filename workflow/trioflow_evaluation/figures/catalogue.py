@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 from trioflow.base.errors import InputError
@@ -57,41 +58,29 @@ PAPER = "paper, other cases"
 """How every reference line is marked."""
 
 
-@dataclass(frozen=True)
-class _PaperAverage:
-    """A mean absolute error that the paper reports."""
-
-    figure: str  # counterpart of the figure that it belongs to
-    cases: str
-    error: float
-    families: tuple[str, ...]  # kinds of plans beside which it is drawn
-    chip: str = ""  # word in the device's name; empty for none
-    # Ranks, and chunks of the pipeline; 0 where they do not matter.
-    ranks: int = 0
-    chunks: int = 0
-    # Whether traces of other GPUs were carried over; None where they were not separated.
-    carried: bool | None = None
-
-
 @cache
-def load_averages() -> tuple[_PaperAverage, ...]:
-    """Return averages over the paper's own models, on its own machines; none is of a case that is drawn here."""
+def load_averages() -> tuple[SimpleNamespace, ...]:
+    """Return mean absolute errors over the paper's own models, on its own machines; none is of a case that is drawn here.
+
+    ``figure`` is the counterpart of the one that an average belongs to; ``families``: kinds of plans beside which it is
+    drawn. The file says what narrows the choice.
+    """
     return tuple(
-        _PaperAverage(
-            row["figure"],
-            row["cases"],
-            float(row["error"]),
-            tuple(row["families"].split()),
-            row["chip"],
-            int(row["ranks"] or 0),
-            int(row["chunks"] or 0),
-            {"yes": True, "no": False}.get(row["carried"]),
+        SimpleNamespace(
+            **{
+                **row,
+                "error": float(row["error"]),
+                "families": row["families"].split(),
+                "ranks": int(row["ranks"] or 0),
+                "chunks": int(row["chunks"] or 0),
+                "carried": {"yes": True, "no": False}.get(row["carried"]),
+            }
         )
         for row in read_own_table(f"{DATA}/figures/catalogue/averages")
     )
 
 
-def find_averages(row: Mapping[str, Any]) -> list[_PaperAverage]:
+def find_averages(row: Mapping[str, Any]) -> list[SimpleNamespace]:
     """Return the averages to draw beside a row of ``EVIDENCE``: of its figure and kind of plan.
 
     Chunks, GPU, ranks, and whether a trace was carried over, narrow the choice in this order, where

@@ -5,8 +5,9 @@ README repeats it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
+from types import SimpleNamespace
 
 from trioflow.base.arguments import declare
 from trioflow.base.errors import PlanError, TableError
@@ -106,38 +107,14 @@ def rows_of_set(rows: dict[str, PublishedRow], name: str, path: str | Path) -> l
 SOURCE = "the project, set before the first case was judged"
 
 
-@dataclass(frozen=True)
-class _PublishedSet:
-    """One set of public cases in words."""
-
-    title: str
-    judged: str  # what was measured, and what the prediction starts from
-    limits: str  # how far the comparison goes
-    aim: float | None = None  # largest mean absolute error that reaches the aim
-    scaling_aim: float | None = None  # the same for scaling
-
-
-SETS: Mapping[str, _PublishedSet] = {
-    name: _PublishedSet(**fields) for name, fields in read_own_records(f"{DATA}/published/cases/sets").items()
+SETS: Mapping[str, SimpleNamespace] = {
+    name: SimpleNamespace(**{"aim": None, "scaling_aim": None, **words})
+    for name, words in read_own_records(f"{DATA}/published/cases/sets").items()
 }
-"""Sets in the order of the page; a set without words here is shown by its name."""
-
-
-@dataclass(frozen=True)
-class PublishedAverage:
-    """An average that others published, of other cases."""
-
-    # Who published it and of what.
-    who: str
-    cases: str
-    error: float
-    set: str  # set beside which it stands
-    # First letters of the plans that it is drawn beside; empty for all.
-    plans: tuple[str, ...] = field(default=())
-
+"""Sets in words, in the order of the page; the file says what each field is. One without words is shown by its name."""
 
 PUBLISHED = tuple(
-    PublishedAverage(row["who"], row["cases"], float(row["error"]), row["set"], tuple((row["plans"] or "").split()))
+    SimpleNamespace(**{**row, "error": float(row["error"])})
     for row in read_own_table(f"{DATA}/published/cases/averages")
 )
 """Averages of the papers. None but vTrain's is of the cases here: they were measured by others, on other machines."""
@@ -165,6 +142,6 @@ def list_disclosures(names: set[str]) -> list[str]:
     return [text for start, text in DISCLOSED if any(name.startswith(start) for name in names)]
 
 
-def describe_set(name: str) -> _PublishedSet:
+def describe_set(name: str) -> SimpleNamespace:
     """Return a set's words; its bare name where there are none."""
-    return SETS.get(name, _PublishedSet(name, "", ""))
+    return SETS.get(name) or SimpleNamespace(title=name, judged="", limits="", aim=None, scaling_aim=None)

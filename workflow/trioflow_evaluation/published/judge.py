@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -569,7 +569,7 @@ def _judge(case: PreparedCase, source: PublishedSource, siblings: Sequence[Prepa
         "mode": row.mode,
         "measured_s": measured.time_s,
         "source": measured.source,
-        "spread": measured.spread,
+        "spread": None,
         "predicted_s": prediction.step_time_s,
         "low_s": prediction.low_s,
         "high_s": prediction.high_s,
@@ -640,14 +640,11 @@ THROUGHPUT = DATA / "resnet50_throughput.tsv"
 _THROUGHPUT_WORD = "throughput of "
 
 
-@dataclass(frozen=True)
-class MeasuredStep:
-    """A measured step."""
+class MeasuredStep(NamedTuple):
+    """A measured step: no source gives repeats."""
 
     time_s: float
     source: str  # file that says it
-    # Half the range of repeats over their median; None where the source gives one number only.
-    spread: float | None = None
 
 
 def read_measured(row: PublishedRow, data_folder: str | Path) -> MeasuredStep:

@@ -6,6 +6,7 @@ on the page or in the README repeats it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -18,22 +19,11 @@ from trioflow_evaluation.validation.operators import MOST_TRAINED
 SOURCE = "the project, set before the first case was judged"
 
 
-@dataclass(frozen=True)
-class _JudgedSet:
-    """One set of cases in words."""
-
-    title: str
-    judged: str
-    known: str  # what the model had: the data behind its fit, and what it was given of the case
-    left_out: str  # what the fit did not see
-    ours: str  # the model that ships
-    oracle: str
-
-
-SETS: Mapping[str, _JudgedSet] = {
-    name: _JudgedSet(**{key: text.replace("MOST_TRAINED", str(MOST_TRAINED)) for key, text in words.items()})
+SETS: Mapping[str, SimpleNamespace] = {
+    name: SimpleNamespace(**{key: text.replace("MOST_TRAINED", str(MOST_TRAINED)) for key, text in words.items()})
     for name, words in read_own_records(f"{DATA}/validation/aims/sets").items()
 }
+"""Sets of cases in words; the file says what each field is."""
 
 KNOWS_THE_ANSWER = ("recorded",)
 """Models that are given measured times of the judged operators: no rivals of a prediction."""
@@ -123,9 +113,9 @@ def select_cases(cases: pd.DataFrame, aim: Aim) -> pd.DataFrame:
     ``oracle_error`` is the oracle's, ``beside_oracle`` predicted over oracle less one, ``part`` the
     device and, where a source names one, dataset.
     """
-    rows = cases[
+    rows: pd.DataFrame = cases[
         (cases["set"] == aim.set)
-        & (cases["model"] == SETS[aim.set].ours)
+        & (cases["model"] == str(SETS[aim.set].ours))
         & (cases["quantity"] == aim.quantity)
         & cases["group"].isin(aim.groups)
     ].reset_index(drop=True)
