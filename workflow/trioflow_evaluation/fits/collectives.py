@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -129,17 +130,6 @@ FILE = "collectives.json"
 
 
 @dataclass(frozen=True)
-class DatasetPart:
-    """Rows of one dataset that a platform's model takes."""
-
-    dataset: str  # Name in the catalogue
-    collectives: tuple[str, ...]  # Operations
-    library: str = ""  # Only this library; all of them if empty
-    ranks: tuple[int, ...] = ()  # Only these; all if empty
-    places: tuple[str, ...] = ("within",)  # ``within``, ``between`` nodes
-
-
-@dataclass(frozen=True)
 class PublishedPlatform:
     """A platform that ships."""
 
@@ -150,7 +140,9 @@ class PublishedPlatform:
     hop: str
     links: int  # NVLinks of a GPU that NCCL sums up
     link: str  # Row of the constants' link bandwidths
-    parts: tuple[DatasetPart, ...]  # What is read; none is measured twice
+    # What is read, none of it measured twice: a ``dataset`` of the catalogue, its ``collectives``; only one ``library``
+    # and some ``ranks`` where they are named; ``places``: within or between nodes.
+    parts: tuple[SimpleNamespace, ...]
     notes: str  # What a reader of a prediction must know
     in_switch_reduction: bool = False  # Whether the machine has it
 
@@ -160,13 +152,11 @@ class PublishedPlatform:
         return NcclMachine(self.generation, self.hop, self.links * rate, self.in_switch_reduction, 8)
 
 
-def _read_part(fields: Mapping[str, Any]) -> DatasetPart:
-    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-    return DatasetPart(**given)
-
-
+_WHOLE_DATASET = {"library": "", "ranks": (), "places": ("within",)}
 PLATFORMS: Mapping[str, PublishedPlatform] = {
-    name: PublishedPlatform(name, parts=tuple(map(_read_part, fields.pop("parts"))), **fields)
+    name: PublishedPlatform(
+        name, parts=tuple(SimpleNamespace(**_WHOLE_DATASET | part) for part in fields.pop("parts")), **fields
+    )
     for name, fields in read_own_records(f"{DATA}/fits/collectives").items()
 }
 
@@ -189,7 +179,7 @@ def published_tables(platform: PublishedPlatform) -> list[PublicTable]:
 def _select_samples(platform: PublishedPlatform, samples: pd.DataFrame) -> pd.DataFrame:
     """Return the samples that a platform's model takes."""
     place = np.where(samples["nodes"] == 1, "within", "between")
-    chosen = [
+    chosen: list[pd.DataFrame] = [
         samples[
             (samples["dataset"] == part.dataset)
             & (samples["platform"] == platform.measured)
