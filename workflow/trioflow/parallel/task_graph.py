@@ -80,11 +80,7 @@ class GraphMetadata:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what JSON holds of it: an experiment's entries only where it is one's."""
-        found = {cell.name: getattr(self, cell.name) for cell in fields(self)}
-        found |= {"plan": asdict(self.plan), "uncertainty": asdict(self.uncertainty)}
-        if self.operator_times is not None:
-            found["operator_times"] = asdict(self.operator_times)
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], file: str | Path) -> GraphMetadata:

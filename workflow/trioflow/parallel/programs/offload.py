@@ -21,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from trioflow.base.columns import ABSENT, Columns
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
@@ -115,17 +117,15 @@ def plan_activations(trace: ModelGraph, operators: Columns) -> OffloadedActivati
             maker = makers.get(int(table.storage_id[storage]), ABSENT)
             if table.made[storage] and phase[maker] == "forward":
                 owner[storage] = max(owner.get(storage, -1), unit)
-    found: list[UnitActivations] = []
-    numbers: dict[int, int] = {}
-    for unit, region in enumerate(regions):
-        mine = [storage for storage, last in owner.items() if last == unit]
-        grown = float((table.bytes[mine] * table.growing[mine]).sum())
-        if mine and table.bytes[mine].sum() > 0:
-            numbers[unit] = len(found)
-            fixed = float(table.bytes[mine].sum()) - grown
-            found.append(UnitActivations(region[0], region[-1], fixed, grown))
-    kept = {op: numbers[unit] for op, unit in unit_of.items() if unit in numbers}
-    return OffloadedActivations(tuple(found), kept)
+    storages, last = np.array([*owner], dtype=np.int64), np.array([*owner.values()], dtype=np.int64)
+    kept_bytes = table.bytes[storages]
+    kept, grown = (
+        np.bincount(last, sizes, len(regions)).tolist() for sizes in (kept_bytes, kept_bytes * table.growing[storages])
+    )
+    moved = [unit for unit, size_bytes in enumerate(kept) if size_bytes > 0]
+    numbers = {unit: number for number, unit in enumerate(moved)}
+    units = (UnitActivations(regions[u][0], regions[u][-1], kept[u] - grown[u], grown[u]) for u in moved)
+    return OffloadedActivations(tuple(units), {op: numbers[unit] for op, unit in unit_of.items() if unit in numbers})
 
 
 class ActivationMover:

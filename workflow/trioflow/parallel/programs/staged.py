@@ -359,7 +359,7 @@ class StagedRank(RankProgram):
         ahead = ahead and sum(action.stage == self.stage for action in self.forwards) == 1
         op_ids = self.work.forward
         self.readers = self.work.first_readers if ahead else {}
-        self.gathered = [index for op_id in op_ids for index in self.readers.get(op_id, ())]
+        self.gathered = [index for op_id in op_ids for index in self.readers.get(op_id, ())] if ahead else []
         self._run_operators((FORWARD, again), op_ids, micro_batch, self.repeats and not ahead)
         self.readers = {}
         self.begun.pop(self.stage, None)

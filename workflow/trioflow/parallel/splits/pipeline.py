@@ -411,8 +411,9 @@ def chunk_batch(batch: int, micro_batches: int) -> list[int]:
 def loss_operators(trace: ModelGraph) -> set[int]:
     """Return the forward operators behind the last module: the loss, which no stage recomputes."""
     paths = [path for modules in pipeline_units(trace).values() for path in modules]
-    inside = [is_inside(row.module, paths) for row in trace.forward]
-    last = max((index for index, found in enumerate(inside) if found), default=len(inside) - 1)
+    modules = {module for module in {row.module for row in trace.forward} if is_inside(module, paths)}
+    places = (index for index, row in enumerate(trace.forward) if row.module in modules)
+    last = max(places, default=len(trace.forward) - 1)
     return {row.op_id for row in trace.forward[last + 1 :]}
 
 

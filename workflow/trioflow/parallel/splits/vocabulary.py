@@ -33,11 +33,6 @@ class Vocabulary:
     statistics: Mapping[int, int]  # operator of the loss to the small all-reduces that follow it
     tokens: int  # predicted tokens of the traced batch
 
-    @property
-    def padding(self) -> float:
-        """How many times as large the weight is with its padding."""
-        return self.padded_words / self.words
-
 
 @of_model
 def list_lengths(trace: ModelGraph) -> frozenset[int]:
@@ -250,4 +245,4 @@ def _name_layers(trace: ModelGraph, degree: int, vocabulary: bool) -> ModelGraph
         return trace
     found = find_vocabulary(trace, degree)
     rules = {**(trace.facts.tensor_split or {}), **dict.fromkeys(found.modules, "column")}
-    return with_rules(trace, rules, dict.fromkeys(found.weights, found.padding))
+    return with_rules(trace, rules, dict.fromkeys(found.weights, found.padded_words / found.words))
