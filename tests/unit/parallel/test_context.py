@@ -19,7 +19,7 @@ from trioflow.parallel.backward import list_units, plan_recomputation
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.model_graph import ModelGraph
 from trioflow.parallel.plan import check_plan, make_plan, named_plan
-from trioflow.parallel.programs.builder import size_attentions
+from trioflow.parallel.programs.builder import size_attention
 from trioflow.parallel.splits.context import check_context, split_context
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import SharedAttention
@@ -61,10 +61,9 @@ def test_a_ring_adds_up_by_several_passes_under_pytorch_and_by_one_under_megatro
     forward, backward = shared, replace(shared, forward=0)
     added = {}
     for name in ("bf16", "fsdp2-mixed", "megatron-bf16"):
-        works = size_attentions(
-            {0: forward, 1: backward}, [1.0], lambda sizes: [float(s) for s in sizes], choose_recipe(name), {}
-        )
-        added[name] = [works[op].merge_s[0] for op in (0, 1)]
+        recipe, copies_s = choose_recipe(name), lambda sizes: [float(size) for size in sizes]
+        works = [size_attention(one, [1.0], copies_s, recipe, 1.0) for one in (forward, backward)]
+        added[name] = [work.merge_s[0] for work in works]
     assert added["megatron-bf16"] == [100, 200]
     assert added["bf16"] == added["fsdp2-mixed"] == [100 * 2 * 4, 200 * 2 * 2.5]
 

@@ -60,35 +60,16 @@ on results and weights in fp32 and a copy of them (``_SDPAMerger._merge_one``, `
 gradients, and copies of two, and of keys and values, for the next rank (``_templated_ring_attention_backward``)."""
 
 
-def size_attentions(
-    attentions: Mapping[int, SharedAttention],
-    factors: Sequence[float],
-    copies_s: Copies,
-    recipe: PrecisionRecipe,
-    first_blocks: Mapping[int, float],
-) -> dict[int, AttentionWork]:
-    """Return what each attention of a stage sends and copies in each micro-batch.
+def size_attention(
+    shared: SharedAttention, factors: Sequence[float], copies_s: Copies, recipe: PrecisionRecipe, first: float
+) -> AttentionWork:
+    """Return what an attention of a stage sends and copies in each micro-batch; ``first``: part of its time of a ring's first block.
 
     PyTorch's ring adds up, and hands gradients on, in fp32; Megatron-LM's in the format of activations, by one kernel.
     """
     eager = not recipe.keeps_main_gradients
     wide = 2.0 if eager and recipe.arithmetic in ("bf16", "fp16") else 1.0
-    return {
-        op: _size(
-            shared,
-            factors,
-            copies_s,
-            wide,
-            _RING_PASSES[int(shared.backward)] if eager else 1.0,
-            first_blocks.get(op, 1.0),
-        )
-        for op, shared in attentions.items()
-    }
-
-
-def _size(
-    shared: SharedAttention, factors: Sequence[float], copies_s: Copies, wide: float, passes: float, first: float
-) -> AttentionWork:
+    passes = _RING_PASSES[int(shared.backward)] if eager else 1.0
     query, key, value = shared.query_bytes, shared.key_bytes, shared.value_bytes
     before: tuple[float, ...] = ()
     after: tuple[float, ...] = ()

@@ -12,7 +12,7 @@ from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import SLICED
 from trioflow.parallel.backward import Recomputation, keep_sums_with_input, plan_recomputation, split_backward
 from trioflow.parallel.model_graph import ModelGraph
-from trioflow.parallel.programs.builder import StageWork, UnitWork, size_attentions
+from trioflow.parallel.programs.builder import StageWork, UnitWork, size_attention
 from trioflow.parallel.programs.units import cost_units
 from trioflow.parallel.reference import PricedModel
 from trioflow.parallel.schedules.table import BACKWARD_WEIGHT, FORWARD_ONLY, TRAIN, Schedule, leaves, recomputed_pairs
@@ -84,10 +84,12 @@ class StageWorks:
             self._share_optimizer(work, stage)
             work.before = self._place_exchanges(split.before, in_stage)
             work.after = self._place_exchanges(split.after, in_stage)
-            mine = {op: one for op, one in split.attentions.items() if op in in_stage}
-            work.attentions = size_attentions(
-                mine, self.factors, self.copies_s, self.trace.facts.recipe, split.first_blocks
-            )
+            recipe, firsts = self.trace.facts.recipe, split.first_blocks
+            work.attentions = {
+                op: size_attention(one, self.factors, self.copies_s, recipe, firsts.get(op, 1.0))
+                for op, one in split.attentions.items()
+                if op in in_stage
+            }
             for op, one in work.attentions.items():
                 work.before[op] = [*work.before.get(op, ()), *one.before]
                 work.after[op] = [*one.after, *work.after.get(op, ())]
