@@ -110,18 +110,13 @@ class _Planners(Derives):
     collectives: CollectiveCost | None
     uses: int = 0
 
+    @derived(most=6)  # the three ends of an interval, with an algorithm and without
     def choose(self, bound: Bound, algorithms: Algorithms | None, chunks: Chunks) -> CollectivePlanner:
         """Return what turns collectives into messages, or flows without an algorithm; InputError as ``MessagePlanner``."""
-        return self.plan_flows(bound) if algorithms is None else self.plan_messages(bound, algorithms, chunks)
-
-    @derived(most=3)  # the three ends of an interval
-    def plan_flows(self, bound: Bound) -> CollectivePlanner:
-        if bound == "time_s":
+        if algorithms is None and bound == "time_s":
             return CollectivePlanner(self.platform, self.collectives, bound)
-        return self.plan_flows("time_s").rebound(bound)
-
-    @derived(most=3)
-    def plan_messages(self, bound: Bound, algorithms: Algorithms, chunks: Chunks) -> MessagePlanner:
+        if algorithms is None:
+            return self.choose("time_s", None, chunks).rebound(bound)
         run_alone = make_run_alone(self.platform)
         return MessagePlanner(self.platform, algorithms, run_alone, self.collectives, bound, chunks)
 

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import permutations
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,7 +36,7 @@ from trioflow.costmodel.collectives.model import (
 from trioflow.costmodel.collectives.platform import RELATIVES
 from trioflow.hardware.machine import ALL, InterNode, Platform, name_rank_node
 from trioflow.network.networks import Floats, FlowShape, Pairs, pair_group
-from trioflow.network.routing import Router, find_router
+from trioflow.network.routing import Router, find_router, pair_in_nodes
 
 INTER_NODE = ("inter_node_bandwidth", "inter_node_latency_s", "inter_node_bytes")
 """Keyword arguments of `predict` and `search` that say what was measured between nodes."""
@@ -138,11 +137,7 @@ def _set_links(platform: Platform, per_node: int, asked: InterNode) -> Platform:
     if asked.source == TCP:
         alone = FlowShape(shape.pairs[:1], router).rates_bytes_per_s[0]
         rates = {ALL: TCP_BYTES_PER_S * nominal / float(alone)}
-    ranks_of_nodes = (
-        names[first : min(first + per_node, platform.ranks)] for first in range(0, platform.ranks, per_node)
-    )
-    inside_pairs = [pair for node in ranks_of_nodes for pair in permutations(node, 2)]
-    inside = set(router.route_pairs(inside_pairs).hops.tolist())
+    inside = set(router.route_ranks(pair_in_nodes(platform)).hops.tolist())
     wanted = max([*rates.values(), nominal if asked.message_bytes or not rates else 0.0])
     kept_s = sum(
         platform.links[link].latency_s for link in shape.hops[: shape.first_hops[1]].tolist() if link in inside

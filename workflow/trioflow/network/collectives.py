@@ -23,7 +23,7 @@ from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.hardware.platform import list_platforms, load_platform
 from trioflow.network.across_nodes import NodeGroups, measures_a_node
 from trioflow.network.networks import FlowShape, pair_group
-from trioflow.network.routing import find_router
+from trioflow.network.routing import find_router, pair_in_nodes
 
 Routes = dict[tuple[int, int], tuple[float, float]]
 """Bandwidth of the narrowest link [bytes/s] and latency [s] from place to place of a node."""
@@ -137,11 +137,7 @@ def _load(name: str, ranks: int) -> Platform:
 def _measure_routes(platform: Platform) -> Routes:
     """Return how places of a node are joined, at the narrowest and slowest of its nodes that differ."""
     per_node = platform.ranks_per_node or platform.ranks
-    rank = np.arange(platform.ranks)
-    source = np.repeat(rank, per_node)
-    target = source - source % per_node + np.tile(np.arange(per_node), platform.ranks)
-    pairs = np.column_stack([source, target])[(source != target) & (target < platform.ranks)]
-    router = find_router(platform)
+    pairs, router = pair_in_nodes(platform), find_router(platform)
     shape = FlowShape((), router, router.route_ranks(pairs))
     places, place = np.unique(pairs % per_node @ [per_node, 1], return_inverse=True)
     rates, latencies_s = np.full(len(places), math.inf), np.zeros(len(places))

@@ -464,6 +464,15 @@ class Router:
         return ordered[int.from_bytes(digest, "big") % len(ordered)]
 
 
+def pair_in_nodes(platform: Platform) -> Ints:
+    """Return every rank with every other one of its node [pairs, 2]; of all where the platform has no nodes."""
+    per_node = platform.ranks_per_node or platform.ranks
+    source = np.repeat(np.arange(platform.ranks), per_node)
+    target = source - source % per_node + np.tile(np.arange(per_node), platform.ranks)
+    pairs: Ints = np.column_stack([source, target])[(source != target) & (target < platform.ranks)]
+    return pairs
+
+
 @derived()
 def find_router(platform: Platform) -> Router:
     """Return what finds routes over a platform's links, the same for all who ask."""

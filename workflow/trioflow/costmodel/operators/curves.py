@@ -87,15 +87,8 @@ def evaluate_overlapped(work: Floats, coefficients: Floats) -> Floats:
 
 
 def join_times(times: Floats, flop: Floats, data: Floats, norm: int) -> Floats:
-    """Return constant and the norm of computing and of moving bytes [s]; roots of roots of 4."""
-    compute, memory = times[1] * flop, times[2] * data
-    if norm == 1:
-        return np.asarray(times[0] + compute + memory, np.float64)
-    squares = [compute * compute, memory * memory]
-    if norm == 2:
-        return np.asarray(times[0] + np.sqrt(squares[0] + squares[1]), np.float64)
-    fourth = squares[0] * squares[0] + squares[1] * squares[1]
-    return np.asarray(times[0] + np.sqrt(np.sqrt(fourth)), np.float64)
+    """Return constant and the norm of computing and of moving bytes [s]."""
+    return np.asarray(times[0] + np.linalg.norm([times[1] * flop, times[2] * data], norm, axis=0), np.float64)
 
 
 def fill_device(sizes: Floats, work: Floats, sm_count: float, number: int, edge: float, depth: float) -> Floats:

@@ -41,19 +41,19 @@ _SHARDS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64)
 
 _SHARDS_OF_MORE = np.array(
     [
-        (grown, cut, parts)
+        (1, grown, cut, parts)
         for grown, cut, parts in itertools.product((1, 0, 2, 3), (2, 3, 0, 1), _SHARDS)
         if grown != cut
     ]
 )
-"""Dimension that grows, dimension that is cut, and into how many parts."""
+"""Parts of the problems, dimension that grows, dimension that is cut, and into how many parts."""
 _SHARED_EXPERTS = np.array(
     [
         (parts, *pair, shards)
         for parts, pair, shards in itertools.product(_SHARDS, ((1, 2), (1, 3), (3, 1), (3, 2)), _SHARDS)
     ]
 )
-"""Parts of the problems, dimension that grows, dimension that is cut, and into how many parts."""
+"""The same."""
 _MISFIT = 0.002
 """Bytes that a scaled product explains this well [logarithm]: a bias makes less."""
 _SCALED = ("block_scaled_", "scaled_")
@@ -233,24 +233,17 @@ def _scale_one(product: Floats, before: Floats, after: Floats) -> Floats:
     scaled = np.tile(sizes, (4, 1))
     scaled[np.arange(4), (1, 0, 2, 3)] *= flop
     misfits = _measure_misfits(product, scaled, read, write)
-    if misfits.min() > _MISFIT:
-        # What no single dimension explains: a shard of a larger batch, where that explains it.
-        grown, cut, parts = _SHARDS_OF_MORE.T
-        more = np.tile(sizes, (len(grown), 1))
-        more[np.arange(len(grown)), cut] /= parts
-        more[np.arange(len(grown)), grown] *= flop * parts
-        found = _measure_misfits(product, more, read, write)
-        explained = found <= _MISFIT
-        scaled, misfits = np.vstack([scaled, more[explained]]), np.append(misfits, found[explained])
-    if misfits.min() > _MISFIT:
-        # Fewer problems of more rows each, and each cut: experts shared out, and their matrices too.
-        parts, grown, cut, shards = _SHARED_EXPERTS.T
-        more = np.tile(sizes, (len(grown), 1))
-        more[:, 0] /= parts
-        more[np.arange(len(grown)), grown] *= flop * parts * shards
-        more[np.arange(len(grown)), cut] /= shards
-        found = _measure_misfits(product, more, read, write)
-        scaled, misfits = np.vstack([scaled, more]), np.append(misfits, found)
+    # What no single dimension explains: a shard of a larger batch, where that explains it; then fewer problems of more
+    # rows each, and each cut: experts shared out, and their matrices too.
+    for table, most in ((_SHARDS_OF_MORE, _MISFIT), (_SHARED_EXPERTS, np.inf)):
+        if misfits.min() > _MISFIT:
+            parts, grown, cut, shards = table.T
+            more = np.tile(sizes, (len(table), 1))
+            more[:, 0] /= parts
+            more[np.arange(len(table)), grown] *= flop * parts * shards
+            more[np.arange(len(table)), cut] /= shards
+            found = _measure_misfits(product, more, read, write)
+            scaled, misfits = np.vstack([scaled, more[found <= most]]), np.append(misfits, found[found <= most])
     best = scaled[int(np.argmin(np.round(misfits, 9)))]
     return np.asarray(np.maximum(np.round(best), 1.0), dtype=np.float64)
 
