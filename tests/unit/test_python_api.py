@@ -134,7 +134,9 @@ def test_what_python_returns_and_takes_can_be_pickled_and_tabulated():
     ranking = trioflow.search("gpt2-tiny-b8", 4, machine, top=2)
     best = trioflow.predict("gpt2-tiny-b8", ranking.plans[0], machine, draws=3)
     assert best.step_time_s == ranking.best["step_time_s"] == ranking["ranking"][0]["step_time_s"]
-    for one in (ranking, best, machine, ranking.plans[0], trioflow.load_trace("gpt2-tiny-b8"), best.step.options):
+    alone = trioflow.predict("gpt2-tiny-b8", platform=machine, data=1, fold=False)
+    parts = (ranking.plans[0], trioflow.load_trace("gpt2-tiny-b8"), best.step.options)
+    for one in (ranking, best, alone, machine, *parts):
         again = pickle.loads(pickle.dumps(one))
         assert repr(again) == repr(one)
         if hasattr(one, "to_dict"):

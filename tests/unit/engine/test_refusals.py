@@ -168,6 +168,12 @@ def test_tasks_out_of_order() -> None:
     refuse(graph, "not numbered 0, 1, 2")
 
 
+def test_a_time_that_pandas_marks_as_missing_is_named_by_its_task() -> None:
+    graph = build([work(name="aten::mm")])
+    graph.tasks = graph.tasks.assign(duration_s=pd.Series([pd.NA], dtype=object))
+    refuse(graph, NO_TIME.format("compute"))
+
+
 def test_ranks_that_no_route_joins() -> None:
     one_way = Platform("one way", PLATFORM.device, 2, (Link("rank0", "rank1", 1e9, 0.0),))
     graph = build(collective(rank) for rank in range(2))

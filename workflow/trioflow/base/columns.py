@@ -178,6 +178,8 @@ def _read_column(column: pd.Series[Any]) -> Column:
         return Texts.of(column.astype(object).where(column.notna(), None))
     if kind == "Int64":
         return column.to_numpy(dtype=np.int64, na_value=ABSENT)
+    if kind == "Float64":
+        return column.to_numpy(dtype=np.float64, na_value=np.nan)
     return column.to_numpy()
 
 

@@ -569,7 +569,7 @@ def _read_result(graph: TaskGraph, platform: Platform, options: SimulationOption
     summary = Summary(
         **vars(ready.summarize(execution)),
         events=execution.events,
-        count_link_bytes=partial(folded.spread_bytes, moved, platform.links) if folded else lambda: moved,
+        count_link_bytes=partial(folded.spread_bytes, moved, platform.links) if folded else partial(dict, moved),
         confidence=find_confidence(shares),
         warnings=list(dict.fromkeys([*graph.metadata.warnings, *found])),
         network=options.network,

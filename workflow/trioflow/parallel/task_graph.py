@@ -121,7 +121,7 @@ def read_tasks(frame: pd.DataFrame | Columns) -> Columns:
     """Return a table of tasks, or a timeline, as columns; further ones are left out."""
     if isinstance(frame, Columns):
         return frame
-    kinds = {tables.INT: "Int64", tables.FLOAT: "float64"}
+    kinds = {tables.INT: "Int64", tables.FLOAT: "Float64"}
     types = {name: kinds.get(_TYPES[name], "str") for name in frame.columns.intersection([*_TYPES])}
     return Columns.of_frame(frame[[*types]].astype(types))
 
