@@ -287,6 +287,7 @@ def compare(graph: TaskGraph, platform: Platform, **options: Any) -> int:
     pd.testing.assert_frame_equal(every.timeline, whole.timeline, rtol=1e-12)
     assert every.summary.link_bytes == pytest.approx(whole.summary.link_bytes, rel=1e-12)
     assert every.summary.aggregated == 0
+    assert (every.summary.confidence, every.summary.warnings) == (whole.summary.confidence, whole.summary.warnings)
     return int(whole.summary.aggregated)
 
 

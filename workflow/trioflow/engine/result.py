@@ -371,7 +371,8 @@ def measure_shares(program: Program, execution: Execution) -> dict[Part, float]:
     shares: dict[Part, float] = {}
     for part in dict.fromkeys(exchanges.confidences):
         numbers = [n for n, other in enumerate(exchanges.confidences) if other == part]
-        if not any(exchanges.plans[n].flow_count for n in numbers):
+        as_one_event = exchanges.durations_s[np.isin(exchanges.plan_of, numbers)] > 0
+        if not (as_one_event.any() or any(exchanges.plans[n].flow_count for n in numbers)):
             continue
         chosen = np.isin(plan, numbers)
         most_s = np.bincount(program.ranks[tasks[chosen]], lasted_s[chosen], ranks).max()
