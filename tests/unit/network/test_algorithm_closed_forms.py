@@ -7,6 +7,7 @@ Shapes of the message tables: waits, steps, bytes, trees, memory.
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,7 +17,7 @@ from oracles.replay import Wiring, execute_schedule
 from trioflow.base.errors import InputError
 from trioflow.costmodel.collectives.model import COLLECTIVES as MEASURED
 from trioflow.costmodel.collectives.model import wire_factor
-from trioflow.network.algorithms.builders import binary_parents, count_levels, second_binary_parents
+from trioflow.network.algorithms.builders import binary_parents, build_ring, count_levels, second_binary_parents
 from trioflow.network.algorithms.catalogue import (
     ALGORITHMS,
     SUPPORTED,
@@ -27,7 +28,7 @@ from trioflow.network.algorithms.catalogue import (
     read_algorithms,
     spell_algorithm,
 )
-from trioflow.network.algorithms.pattern import WITH_BARRIER, MessageSchedule, order_connections
+from trioflow.network.algorithms.pattern import WITH_BARRIER, MessageSchedule, assemble, order_connections
 
 PAIRS = [(name, known) for name, collectives in SUPPORTED.items() for known in collectives]
 BLOCK_BYTES = 7.0
@@ -513,6 +514,18 @@ def test_a_connection_carries_one_message_after_the_other_and_waits_stay() -> No
         assert set(waits_of(ordered, row)) == expected
         last[key] = row
     assert len(last) == 8
+
+
+@pytest.mark.parametrize("collective", [name for name in SUPPORTED["ring"] if name not in ("broadcast", "reduce")])
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_the_waits_that_rings_state_are_those_found_from_the_contents(collective: str, chunks: int) -> None:
+    pattern = build_ring(collective, 6, chunks)
+    assert pattern.previous is not None
+    stated, found = (
+        assemble(one, "ring", collective, tuple(range(6)), 36.0) for one in (pattern, replace(pattern, previous=None))
+    )
+    assert len(stated) == len(found)
+    assert [waits_of(stated, row) for row in range(len(stated))] == [waits_of(found, row) for row in range(len(found))]
 
 
 @pytest.mark.parametrize(

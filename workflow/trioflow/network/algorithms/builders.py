@@ -14,6 +14,7 @@ from trioflow.network.algorithms.pattern import (
     WITH_BARRIER,
     Algorithm,
     Index,
+    Offsets,
     Pattern,
     PatternMessages,
     check_entries,
@@ -163,6 +164,14 @@ def _build_bidirectional_ring(collective: str, members: int, chunks: int) -> Pat
     return merge(one, relabel(one, -np.arange(members) % members))
 
 
+def _previous(steps: int, members: int, chunks: int) -> Offsets:
+    """Return, for rows in order (step, chunk, rank), the row from the rank before, a step earlier."""
+    step = np.arange(steps, dtype=np.int64)[:, None, None]
+    chunk = np.arange(chunks, dtype=np.int64)[None, :, None]
+    before = (np.arange(members, dtype=np.int64) - 1) % members
+    return np.where(step > 0, ((step - 1) * chunks + chunk) * members + before, -1).reshape(-1)
+
+
 def _build_rotation(collective: str, members: int, chunks: int) -> Pattern:
     """Return all_reduce (and barrier), reduce_scatter or all_gather."""
     sums = 0 if collective == "all_gather" else members - 1
@@ -191,6 +200,7 @@ def _build_rotation(collective: str, members: int, chunks: int) -> Pattern:
         own if collective == "all_gather" else fill(blocks, -1),
         own if collective == "reduce_scatter" else fill(blocks, -1),
         blocks,
+        previous=_previous(steps, members, chunks),
     )
 
 
@@ -205,9 +215,19 @@ def _build_relay(collective: str, members: int, chunks: int) -> Pattern:
         part = members - distance
         source, step = part + hop, hop
     messages = make_messages(step, source, (source + 1) % members, part[:, None], chunks=chunks)
+    row = np.arange(len(part))
+    before = np.where(hop > 0, row - 1, -1)
+    shift = len(part) * np.arange(chunks)[:, None]
     blocks = members * chunks
     own, root = one_each(members, chunks), fill(blocks, 0)
-    return Pattern(members, messages, root if scatter else own, own if scatter else root, blocks)
+    return Pattern(
+        members,
+        messages,
+        root if scatter else own,
+        own if scatter else root,
+        blocks,
+        previous=np.where(before >= 0, before + shift, -1).reshape(-1),
+    )
 
 
 def _build_all_to_all(members: int, chunks: int) -> Pattern:
@@ -225,6 +245,7 @@ def _build_all_to_all(members: int, chunks: int) -> Pattern:
         np.repeat(rank, members * chunks).astype(np.int32),
         np.tile(one_each(members, chunks), members),
         members * chunks,
+        previous=_previous(members - 1, members, chunks),
     )
 
 

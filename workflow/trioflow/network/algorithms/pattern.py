@@ -31,7 +31,13 @@ def assemble(
     pattern: Pattern, algorithm: str, collective: str, endpoints: tuple[int | str, ...], message_bytes: float
 ) -> MessageSchedule:
     """Turn a pattern into a schedule; the endpoints are ranks, then switches."""
-    messages, after_first, after = _order_with_joins(pattern, len(endpoints))
+    if pattern.previous is None:
+        messages, after_first, after = _order_with_joins(pattern, len(endpoints))
+    else:
+        messages, previous = _order(pattern.messages, pattern.previous)
+        waiting = previous >= 0
+        after_first = count_up(waiting)
+        after = previous[waiting].astype(np.int32)
     block_bytes = message_bytes / pattern.pieces
     return MessageSchedule(
         algorithm,
@@ -47,6 +53,17 @@ def assemble(
         after,
         Contents(messages.reduces, messages.first, messages.block, pattern.origin, pattern.destination, block_bytes),
     )
+
+
+def _order(messages: PatternMessages, previous: Offsets) -> tuple[PatternMessages, Offsets]:
+    """Return messages by step, and the one that each waits for, or -1."""
+    if np.all(messages.step[1:] >= messages.step[:-1]):
+        return messages, previous
+    order = np.argsort(messages.step, kind="stable")
+    place = np.empty(len(order) + 1, dtype=np.int64)
+    place[order] = np.arange(len(order))
+    place[-1] = -1  # nobody's place
+    return _pick(messages, order), place[previous[order]]
 
 
 def _order_with_joins(pattern: Pattern, members: int) -> tuple[PatternMessages, Offsets, Index]:
@@ -264,6 +281,9 @@ class Pattern:
     destination: Index
     pieces: int  # blocks that make up the collective's ``message_bytes``
     switches: int = 0  # members beyond the ranks
+    # Where every message waits for one other at most: that one, or -1. Without it the waits are
+    # derived from the contents [messages].
+    previous: Offsets | None = None
 
 
 WITH_BARRIER = (*COLLECTIVES, "barrier")
@@ -387,18 +407,23 @@ def embed(messages: PatternMessages, members: ArrayLike, blocks: ArrayLike) -> P
 
 def merge(one: Pattern, other: Pattern) -> Pattern:
     """Let two patterns over the same ranks each move half of the data on its own channel."""
-    blocks = len(one.origin)
+    blocks, rows = len(one.origin), len(one.messages)
     second = replace(
         other.messages,
         block=(other.messages.block + blocks).astype(np.int32),
         channel=(other.messages.channel + 1).astype(np.int8),
     )
+    previous = None
+    if one.previous is not None and other.previous is not None:
+        shifted = np.where(other.previous < 0, -1, other.previous + rows)
+        previous = np.concatenate((one.previous, shifted))
     return Pattern(
         one.members,
         concatenate([one.messages, second]),
         np.concatenate((one.origin, other.origin)),
         np.concatenate((one.destination, other.destination)),
         one.pieces + other.pieces,
+        previous=previous,
     )
 
 
