@@ -32,7 +32,8 @@ import json, resource, sys, time
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.plan import make_plan
-from trioflow.prediction.assembly import build_graph, time_operators
+from trioflow.prediction.assembly import build_graph
+from trioflow.prediction.question import time_operators
 
 def peak_gb():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
