@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from trioflow.base.errors import SimulationError
+from trioflow.base.errors import SimulationError, TableError
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Link, Platform, Routing
 from trioflow.hardware.topologies.grids import build_ring
@@ -190,3 +190,11 @@ def test_a_rank_that_failed_links_cut_off_is_named_with_the_tasks_that_wait() ->
     graph = build(collective(rank, group="0,1,2,3,4,5") for rank in range(6))
     text = refuse(graph, r"from rank4 to rank5 \(2 links have failed\)", cut)
     assert "task 3 'all_reduce' of rank 3 and 2 more: no route" in text
+
+
+@pytest.mark.parametrize("changed", [{"rank": [0.5]}, {"duration_s": ["soon"]}])
+def test_cells_that_are_no_numbers_are_refused(changed: dict[str, list[object]]) -> None:
+    graph = build([work()])
+    graph.tasks = graph.tasks.assign(**changed)
+    with pytest.raises(TableError, match="the table of tasks cannot be read"):
+        simulate(graph, PLATFORM)

@@ -118,12 +118,17 @@ _TYPES = {cell.name: cell.type for cell in (*tables.TASKS, *tables.TIMELINE)}
 
 
 def read_tasks(frame: pd.DataFrame | Columns) -> Columns:
-    """Return a table of tasks, or a timeline, as columns; further ones are left out."""
+    """Return a table of tasks, or a timeline, as columns, further ones left out; TableError where a cell is no number."""
     if isinstance(frame, Columns):
         return frame
     kinds = {tables.INT: "Int64", tables.FLOAT: "Float64"}
     types = {name: kinds.get(_TYPES[name], "str") for name in frame.columns.intersection([*_TYPES])}
-    return Columns.of_frame(frame[[*types]].astype(types))
+    try:
+        return Columns.of_frame(frame[[*types]].astype(types))
+    except (TypeError, ValueError) as error:
+        raise TableError(
+            f"the table of tasks cannot be read: {error}", fix="give numbers, whole ones of ranks"
+        ) from None
 
 
 def make_frame(columns: Columns) -> pd.DataFrame:
