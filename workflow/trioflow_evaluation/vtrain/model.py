@@ -82,7 +82,7 @@ class _PartWork:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of what a rank computes; see ``data.SHAPE``."""
+    """Sizes of what a rank computes; see ``SHAPE``."""
 
     hidden: int
     heads: int
@@ -535,7 +535,7 @@ with the doublings of the ranks. A fold chooses by its training rows; all recomp
 class StepModel:
     """Everything of some rows that does not depend on the parameters."""
 
-    rows: pd.DataFrame  # as ``data.read_iteration_times`` returns them
+    rows: pd.DataFrame  # as ``read_iteration_times`` returns them
     work: WorkTable
     shape_of: Any
     reduce_s: Floats  # tensor-parallel all-reduce of each shape's activations [s]
