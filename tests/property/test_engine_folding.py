@@ -164,6 +164,7 @@ def compare(graph: TaskGraph, platform: Platform, **options: Any) -> bool:
             "executed_ranks",
             "simulator_wall_s",
             "link_bytes",
+            "count_link_bytes",
         )
         ours, theirs = vars(once.summary), vars(whole.summary)
         for key in theirs.keys() - set(apart):

@@ -297,7 +297,7 @@ def make_cases(runs: list[Run]) -> pd.DataFrame:
     ran = [run for run in runs if run.ran]
     rows = [
         {
-            **vars(r),
+            **r._asdict(),
             "set": r.set,
             "network": r.network,
             "parameters": r.parameters,

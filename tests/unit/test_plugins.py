@@ -74,7 +74,7 @@ def test_a_package_s_plan_and_schedule_are_plans_like_any_other(install, transfo
     assert own.schedule == "late" and find_plan_problem(own) is None
     graphs = [extrapolate(transformer_trace, p, ProportionalModel()) for p in (own, gpipe)]
     assert graphs[0].tasks["kind"].tolist() == graphs[1].tasks["kind"].tolist()
-    with pytest.raises(PlanError, match="made 2 ranks, 2 stages and 1 micro-batches"):
+    with pytest.raises(PlanError, match="has 2 ranks, 2 stages and 1 micro-batches"):
         named_plan("short", 2, 4)
     with pytest.raises(PlanError, match="unknown schedule 'latest'"):
         make_plan(pipeline=2, schedule="latest")
