@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +49,7 @@ def run_program(engine: str, **environment: str) -> list[str]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compiled, "_loaded", {})
+    monkeypatch.setattr(compiled, "_uncompiled", Counter())
     found = compiled.find_cache_folder()
     assert found is not None
     assert found.parent == tmp_path

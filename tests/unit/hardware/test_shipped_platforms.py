@@ -1,14 +1,12 @@
 """The machines that ship: what they are made of, and that their numbers agree with each other."""
 
-from pathlib import Path
-
 import networkx as nx
 import pytest
 import yaml
 from trioflow.base.yaml_files import read_yaml
 from trioflow.hardware import machine
 from trioflow.hardware.machine import Platform, find_device, validate_sheet
-from trioflow.hardware.platform import SHIPPED, build_links, list_platforms, load_platform, validate_platform
+from trioflow.hardware.platform import SHIPPED, list_platforms, load_platform, validate_platform
 from trioflow.network.networks import FlowShape
 from trioflow.network.routing import Router
 
@@ -41,14 +39,6 @@ def test_the_machines_asked_for_ship() -> None:
     assert set(list_platforms()) >= {"a40x2-pcie", "a100x4-nvlink", "h100x8-nvlink", "dgx1-v100", *DGX}
     for name in list_platforms():
         assert load_platform(name, 2).name == name
-
-
-def test_the_links_of_what_ships_join_all_ranks(tmp_path: Path) -> None:
-    """Answers build them without the checks that a user's own go through."""
-    for name in list_platforms():
-        content = read_yaml(SHIPPED / f"{name}.yaml")
-        for ranks in (1, 2, 96) if content.get("ranks") == "any" else (load_platform(name).ranks,):
-            assert build_links(content, ranks, tmp_path / name) == list(load_platform(name, ranks).links)
 
 
 @pytest.mark.parametrize("name", ["a40x2-pcie", "a100x4-nvlink", "h100x8-nvlink", "dgx1-v100", *DGX])

@@ -303,7 +303,8 @@ class Summary(TimelineSummary):
 
     def to_dict(self) -> dict[str, Any]:
         """Return what JSON holds of it: optional entries only where there is something in them."""
-        found = {name: getattr(self, name) for name in (cell.name.removeprefix("count_") for cell in fields(self))}
+        found = {cell.name: getattr(self, cell.name) for cell in fields(self) if cell.name != "count_link_bytes"}
+        found["link_bytes"] = self.link_bytes
         found["per_rank"] = [row._asdict() for row in self.per_rank]
         return {name: value for name, value in found.items() if value is not None}
 

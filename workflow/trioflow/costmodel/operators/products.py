@@ -53,7 +53,7 @@ _SHARED_EXPERTS = np.array(
         for parts, pair, shards in itertools.product(_SHARDS, ((1, 2), (1, 3), (3, 1), (3, 2)), _SHARDS)
     ]
 )
-"""The same."""
+"""As `_SHARDS_OF_MORE`, with fewer problems too: experts shared out, and their matrices cut."""
 _MISFIT = 0.002
 """Bytes that a scaled product explains this well [logarithm]: a bias makes less."""
 _SCALED = ("block_scaled_", "scaled_")

@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
@@ -45,7 +46,7 @@ def run_program(program: Program, network: AnyNetwork, *, compiled: bool) -> Exe
     for plan in program.exchanges.plans:
         _check_flows(plan)
     if not compiled:
-        _loaded[_EVENTS] = _loaded.get(_EVENTS, 0) + program.events
+        _uncompiled["events"] += program.events
     keep = getattr(network, "pieces", None) is not None
     state = _execute(program, network, compiled, _ROOM * program.events if keep else 0)
     if keep and state.count[PIECES] > len(state.pieces):
@@ -175,8 +176,8 @@ def _check_flows(plan: ExchangeTraffic) -> None:
 KERNELS = kernels.__name__
 _SOURCES = ("kernels.py", "state.py")
 _loaded: dict[str, Any] = {}
-_EVENTS = "events"
-"""How many went through uncompiled kernels in this process, among what is loaded: together they may repay loading."""
+_uncompiled = Counter[str]()
+"""Events that ran uncompiled in this process: together they may repay loading the compiled kernels."""
 
 UNLOADED_FROM_EVENTS = 40_000
 """From here on loading cached kernels (0.2 to 0.3 s) costs less than running them uncompiled (5 us an event)."""
@@ -193,7 +194,7 @@ def is_repaid(events: int) -> bool:
     """
     if KERNELS in _loaded:
         return events >= LOADED_FROM_EVENTS
-    events += _loaded.get(_EVENTS, 0)
+    events += _uncompiled["events"]
     if not has_numba() or events < UNLOADED_FROM_EVENTS:
         return False
     return events >= UNCOMPILED_FROM_EVENTS or is_kept()
