@@ -60,7 +60,7 @@ _FUSED = {
     LIGER: "Liger's kernels",
     FLASH_ATTN: "flash-attn's norm and rotation",
     LAYERS: "fused layers",
-    GRADIENTS: "fused layers and products that add to main gradients",
+    GRADIENTS: "fused layers and GEMMs that add to main gradients",
 }
 """How an answer names the kernels beside attention."""
 
