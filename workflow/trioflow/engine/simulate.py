@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from trioflow import tables
 from trioflow.base.arguments import Flag, declare, documented, settle_fields
 from trioflow.base.columns import Columns, Texts
-from trioflow.base.derived import Derives, derived, key_of
+from trioflow.base.derived import Derives, derived
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.base.experiments import Plan
 from trioflow.engine.compiled.run import is_repaid, run_program, supports
@@ -128,18 +128,6 @@ def _find_planners(platform: Platform, collectives: CollectiveCost | None) -> _P
         known = platform.results["planners"] = _Planners(platform, collectives)
     known.uses += 1
     return known
-
-
-def _name_cases(cases: Sequence[Case], network: AnyNetwork, platform: Platform) -> Hashable:
-    """Return what tells foldings of a graph apart; planners are of one platform, however fast its links are."""
-    times = [(case.planner, case.compute_scale) for case in cases]
-    return key_of((times, type(network), getattr(network, "slack", None)))
-
-
-@derived(_name_cases, most=2)  # one graph on two networks, as consecutive scenarios of a sweep ask for
-def keep_folded(fold: Fold, cases: Sequence[Case], network: AnyNetwork, platform: Platform) -> FoldedProgram:
-    """Return the quotient of a graph on a platform, the same however fast its links are; errors as ``fold_program``."""
-    return fold_program(fold, cases, type(network), getattr(network, "slack", frozenset()), platform)
 
 
 @derived()
@@ -372,7 +360,9 @@ def prepare(
     if options.fold and not options.record_links and fold is not None:
         try:
             whole = make_whole()
-            folded = keep_folded(fold, cases, whole, platform).stretch(scale)
+            if not supports(whole):
+                raise CannotFoldError(f"the network {type(whole).__name__} is not known to treat like flows alike")
+            folded = fold_program(fold, cases, getattr(whole, "slack", frozenset()), platform).stretch(scale)
             return Prepared(folded.programs, lambda: folded.make_network(type(whole), make_whole), folded)
         except TooLargeError:
             raise

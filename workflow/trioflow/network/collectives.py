@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trioflow.base.derived import Derives
 from trioflow.base.errors import PlatformError, SimulationError
 from trioflow.costmodel.collectives.model import COLLECTIVES, SHIFT, CollectiveTime, count_steps, wire_factor
 from trioflow.hardware.machine import Platform, name_rank_node
@@ -207,7 +208,7 @@ def compute_wire_bytes(collective: str, message_bytes: float, ranks: int) -> flo
     return message_bytes * wire_factor(collective, ranks)
 
 
-class CollectivePlanner:
+class CollectivePlanner(Derives):
     """Turns collectives into flows over one platform, remembering what it has made.
 
     Without ``cost`` by the ring's closed form; ``bound`` (time_s, low_s, high_s): which measured durations to

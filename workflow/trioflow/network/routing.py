@@ -316,6 +316,11 @@ class Router:
         return np.array([link.latency_s for link in self.links], dtype=np.float64)
 
     @cached_property
+    def link_kinds(self) -> Ints:
+        """Equal numbers for links that are alike in themselves [links]."""
+        return np.unique(self.latencies_s + 1j * self.capacities_bytes_per_s, return_inverse=True)[1]
+
+    @cached_property
     def graph(self) -> _Graph:
         """The links that work, as numbers."""
         return _Graph(self.links, self._routing.failed)

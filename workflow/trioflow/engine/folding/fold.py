@@ -58,7 +58,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trioflow.base.derived import derived
+from trioflow.base.derived import derived, key_of
 from trioflow.base.errors import SimulationError
 from trioflow.base.machine_memory import find_available_bytes
 from trioflow.base.runs import count_up
@@ -76,7 +76,7 @@ from trioflow.engine.program import (
 from trioflow.hardware.machine import Link, Platform, is_rank_node, name_rank_node, narrow_links
 from trioflow.network.collectives import CollectiveFlows, CollectivePlanner
 from trioflow.network.message_planner import CollectiveMessages
-from trioflow.network.networks import AnyNetwork, ContentionFreeNetwork, FairShareNetwork, FlowShape
+from trioflow.network.networks import AnyNetwork, FlowShape
 from trioflow.network.routing import Router, Routes
 from trioflow.parallel.task_graph import Family, Fold, split_fold
 
@@ -259,10 +259,9 @@ class _GroupRoutes:
     examples: list[tuple[int, ...]]  # the first group of each code [codes]
 
 
-def _route_groups(
-    planner: CollectivePlanner, collective: str, size: int, groups: Ints, link_kinds: Ints
-) -> _GroupRoutes:
-    """Return where groups send; ``link_kinds`` are equal numbers for links alike in themselves [links]."""
+@derived(lambda kind, groups, collective, size: (kind, key_of(groups)), most=256)
+def _route_groups(planner: CollectivePlanner, kind: object, groups: Ints, collective: str, size: int) -> _GroupRoutes:
+    """Return where groups send in collectives of a kind, of which a collective of some size is one."""
     members, sizes = list(map(tuple, groups.tolist())), np.full(len(groups), groups.shape[1])
     node = groups // (planner.ranks_per_node or int(groups.max()) + 1)
     nodes = _number_places(node.ravel(), sizes)
@@ -285,7 +284,7 @@ def _route_groups(
     columns = (
         (np.diff(routes.first_hops), counts),
         (_number_places(routes.hops, np.diff(begins)), np.diff(begins)),
-        (link_kinds[routes.hops], np.diff(begins)),
+        (planner.router.link_kinds[routes.hops], np.diff(begins)),
         (nodes, sizes),
     )
     texts = zip(*(_write_runs(*column) for column in columns), strict=True)
@@ -347,18 +346,14 @@ def fold_plans(
     sharing, and so make no flows differ.
     """
     bundles: dict[tuple[int, object], _Bundle] = {}
-    routes_of: dict[tuple[int, object], _GroupRoutes] = {}
     router = planners[0].router
-    link_kinds = np.unique(router.latencies_s + 1j * router.capacities_bytes_per_s, return_inverse=True)[1]
     chosen: list[tuple[list[Planned], _Bundle | None]] = []
     warnings: dict[str, None] = {}
     differences = _Differences()
     for collective, size, number in asked:
         groups = families[number].groups
         key = number, planners[0].kind(collective, size)
-        if key not in routes_of:
-            routes_of[key] = _route_groups(planners[0], collective, size, groups, link_kinds)
-        routed = routes_of[key]
+        routed = _route_groups(planners[0], key[1], groups, collective, size)
         by_planner: list[list[Planned]] = [
             [one.build(collective, size, g) for g in routed.examples] for one in planners
         ]
@@ -583,18 +578,18 @@ class FoldedProgram:
         return {(link.source, link.target): size for link, size in zip(links, of_link.tolist(), strict=True)}
 
 
-def fold_program(
-    fold: Fold, cases: Sequence[Case], network: type[AnyNetwork], slack: frozenset[int], platform: Platform
-) -> FoldedProgram:
-    """Return the quotient of a task graph on a platform: the same for all cases, so alike in each.
+@derived(
+    lambda cases, slack, platform: key_of(([(case.planner, case.compute_scale) for case in cases], slack)),
+    most=2,  # consecutive scenarios of a sweep ask for the same
+)
+def fold_program(fold: Fold, cases: Sequence[Case], slack: frozenset[int], platform: Platform) -> FoldedProgram:
+    """Return the quotient of a task graph on a platform: the same for all cases, so alike in each, and for both networks.
 
-    ``network``: how flows share links; ``slack``: links that take no part in sharing.
+    ``slack``: links that take no part in sharing; planners are of one platform, however fast its links are.
 
     Raises CannotFoldError, which says why that would not be exact, SimulationError as ``build_program``, TooLargeError
     where classes divide into more than fit into memory.
     """
-    if network not in (FairShareNetwork, ContentionFreeNetwork):
-        raise CannotFoldError(f"the network {network.__name__} is not known to treat like flows alike")
     if fold.ranks > platform.ranks:
         raise CannotFoldError("the platform has too few ranks")
     for case in cases:
