@@ -335,17 +335,27 @@ class TaskGraphBuilder:
         return task_id
 
     def add_rows(self, count: int, waits: Sequence[int], **columns: Any) -> None:
-        """Add tasks at once: of each column one value or a list, null by default; ``waits`` are pairs, one behind the other."""
+        """Add tasks at once: of each column one value, null by default, or an array, of `number_texts` where it is text.
+
+        ``waits`` are pairs, one behind the other.
+        """
         for name, cells in self._rows.items():
-            value, words = columns.get(name), self._words.get(name)
+            value: Any = columns.get(name)
+            words = self._words.get(name)
+            if isinstance(value, np.ndarray):
+                cells.frombytes(value.astype(cells.typecode, copy=False).tobytes())
+                continue
             if value is None and name != "group":
                 value = _NULLS[cells.typecode]
-            listed: list[Any] = value if isinstance(value, list) else [value]
-            if words:
-                listed = [words.setdefault(text, len(words) - 1) for text in listed]
-            cells.extend(listed if isinstance(value, list) else listed * count)
+            number = words.setdefault(value, len(words) - 1) if words else value
+            cells.extend([number] * count)
         self._count += count
         self._edges.extend(waits)
+
+    def number_texts(self, column: str, texts: Sequence[str]) -> NDArray[np.int32]:
+        """Return the numbers by which a column's rows name some texts [texts]."""
+        words = self._words[column]
+        return np.array([words.setdefault(text, len(words) - 1) for text in texts], dtype=np.int32)
 
     def mark(self) -> BuilderMark:
         """Return how much has been collected so far."""

@@ -19,6 +19,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from trioflow.base.columns import Columns
 from trioflow.base.experiments import Plan
 from trioflow.base.precision_recipes import RECIPES, PrecisionRecipe
@@ -38,6 +40,7 @@ from trioflow.parallel.task_graph import (
     UNKNOWN,
     GraphMetadata,
     Grid,
+    Ints,
     TaskGraph,
     TaskGraphBuilder,
     fold_representatives,
@@ -339,6 +342,7 @@ class ProgramBuilder:
     graph: TaskGraphBuilder = field(init=False, default_factory=TaskGraphBuilder)
     memory: dict[int, HeldMemory] = field(init=False, default_factory=dict)
     _groups: dict[tuple[int, ...], str] = field(init=False, default_factory=dict)
+    _names: dict[str, Ints] = field(init=False, default_factory=dict)
     _matches: dict[tuple[Any, ...], int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -373,6 +377,15 @@ class ProgramBuilder:
         if key not in self._groups:
             self._groups[key] = ",".join(map(str, ranks[source:] + ranks[:source]))
         return self._groups[key]
+
+    def number_names(self, called: str) -> Ints:
+        """Return the numbers of the operators' names after a pattern, behind those of their launches [operators, 2]."""
+        if called not in self._names:
+            texts = self.operators["name"]
+            named = [called.format(word) for word in texts.words]
+            pairs = [self.graph.number_texts("name", one) for one in ([f"launch {name}" for name in named], named)]
+            self._names[called] = np.column_stack(pairs)[texts.codes]
+        return self._names[called]
 
     def match(self, *key: Any, turn: int = 0) -> int:
         """Return the ``match_id`` of one exchange, the same for all who name it; ``turn``: its micro-batch, where it has one."""

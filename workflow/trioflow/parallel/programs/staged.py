@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
-from functools import partial
 from itertools import accumulate, chain, groupby, pairwise
 from typing import Any, NamedTuple
 
@@ -217,11 +216,10 @@ class StagedRank(RankProgram):
         device_s, host_s = times.device_s[op_ids] * part, times.host_s[op_ids]
         if own_s:
             device_s = np.array([own_s.get(op_id, s) for op_id, s in zip(op_ids, device_s.tolist(), strict=True)])
-        names = [program.names[op_id] for op_id in op_ids]
-        names = names if called == "{}" else [called.format(name) for name in names]
+        numbers, names = np.array(op_ids, dtype=np.int64), program.number_names(called)[op_ids]
         edges = [(first, task) for task in dict.fromkeys(self.waits)]
         rest: list[int] = []
-        kinds: Any = "compute"
+        kinds: list[Any] = ["compute"] * 2
         if times.separate_host or (self.launches and micro_batch is not None and phase == "forward"):
             # Launch and operator in turn; each operator waits for its launch.
             before = self.read_by_host if times.separate_host else (self.last, *self.waits)
@@ -229,21 +227,22 @@ class StagedRank(RankProgram):
             edges += [(first + 1, task) for task in (*dict.fromkeys(self.waits), first)]
             rest = [task for launch in range(first + 2, first + 2 * count, 2) for task in (launch + 1, launch)]
             self.launched, self.read_by_host = first + 2 * count - 2, []
-            kinds, count = ["host", "compute"] * count, 2 * count
-            op_ids = [op_id for op_id in op_ids for _ in range(2)]
-            names = [word for name in names for word in (f"launch {name}", name)]
-            pairs = zip((host_s + extra_s).tolist(), device_s.tolist(), strict=True)
-            durations_s = [*chain(*pairs)]
+            numbers, names = np.repeat(numbers, 2), names.ravel()
+            durations_s = np.column_stack([host_s + extra_s, device_s]).ravel()
+            kinds = [
+                np.tile(program.graph.number_texts(name, ["host", "compute"]), count) for name in ("stream", "kind")
+            ]
+            count *= 2
         else:
-            durations_s = (device_s + host_s + extra_s).tolist()
+            names, durations_s = names[:, 1], device_s + host_s + extra_s
         program.graph.add_rows(
             count,
             [*chain(*edges), *rest],
             rank=self.rank,
-            stream=kinds,
-            kind=kinds,
+            stream=kinds[0],
+            kind=kinds[1],
             name=names,
-            op_id=list(op_ids),
+            op_id=numbers,
             phase=phase,
             duration_s=durations_s,
             micro_batch=micro_batch,
@@ -394,8 +393,12 @@ class StagedRank(RankProgram):
         """Run operators of a kind of action one after the other, those with nothing between them at once."""
         kind, again = what
         phase, called = ("backward", AGAIN + "{}") if again else (_PHASES.get(kind, "backward"), "{}")
-        for plain, some in groupby(op_ids, partial(self._is_plain, micro_batch)):
-            if plain:
+        if self.stage not in self._crowded:
+            self._crowded[self.stage] = self.find_crowded()
+        # Beside these something else is done; others may be added together.
+        crowded = {*self._crowded[self.stage], *self.due, *self.readers, *self.work.regions_before}
+        for alone, some in groupby(op_ids, (crowded if self.in_rows else set(op_ids)).__contains__):
+            if not alone:
                 self.operators(list(some), micro_batch, phase, called)
                 continue
             for op_id in some:
@@ -404,14 +407,6 @@ class StagedRank(RankProgram):
                 self._run(op_id, micro_batch, kind, phase, again, called)
                 if not again:
                     self.leave(op_id, micro_batch)
-
-    def _is_plain(self, micro_batch: int, op_id: int) -> bool:
-        """Return whether nothing goes with an operator, so that others may be added with it."""
-        if self.stage not in self._crowded:
-            self._crowded[self.stage] = self.find_crowded()
-        if not self.in_rows or op_id in self._crowded[self.stage] or op_id in self.due or op_id in self.readers:
-            return False
-        return not self._needs(op_id, micro_batch)
 
     def find_crowded(self) -> set[int]:
         """Return the operators of the stage beside which messages or copies go, or that run in parts."""

@@ -34,11 +34,9 @@ from trioflow.parallel.splits.routing import find_expert_modules
 from trioflow.parallel.splits.sharding import (
     build_stage_units,
     build_units,
-    find_owners,
     held_sizes,
-    list_updates,
     place_parameters,
-    share_updates,
+    share_optimizer,
 )
 from trioflow.parallel.splits.tensor_split import Exchange, TensorSplit, is_sharded
 from trioflow.tables import PHASES
@@ -81,7 +79,11 @@ class StageWorks:
         for stage in range(len(cut)):
             in_stage = set(np.flatnonzero(stage_of == stage).tolist())
             work = self._operators_of(stage_of, stage)
-            self._share_optimizer(work, stage)
+            if self.placed:
+                sizes = held_sizes(self.trace, self.plan)
+                work.optimizer, work.update_shares = share_optimizer(
+                    self.trace, work.optimizer, sizes, self.placed, stage
+                )
             work.before = self._place_exchanges(split.before, in_stage)
             work.after = self._place_exchanges(split.after, in_stage)
             recipe, firsts = self.trace.facts.recipe, split.first_blocks
@@ -143,22 +145,6 @@ class StageWorks:
             np.flatnonzero(own & phases.isin([phase])).tolist() for own, phase in zip(mine, PHASES, strict=True)
         )
         return StageWork(forward, backward, optimizer)
-
-    def _share_optimizer(self, work: StageWork, stage: int) -> None:
-        """Give a stage its part of the operators that update parameters of several stages."""
-        if not self.placed:
-            return
-        sizes = held_sizes(self.trace, self.plan)
-        mine = [n * (stage in at) for n, at in zip(sizes, self.placed, strict=True)]
-        owners, here = find_owners(self.trace).of_operator, set(work.optimizer)
-        for op_id, parameters in owners.items():
-            stages = frozenset[int]().union(*map(self.placed.__getitem__, parameters))
-            if len(stages) > 1:
-                (here.add if stage in stages else here.discard)(op_id)
-        work.optimizer = sorted(here)
-        spanning = [op for op in list_updates(self.trace) if op in here]
-        shares = share_updates(self.trace, sizes, mine, spanning)
-        work.update_shares = {op: share for op, share in shares.items() if share < 1}
 
     def _split_backward(self, work: StageWork, stage_of: NDArray[np.int64], stage: int) -> None:
         if (overlap := self.plan.tensor_overlap) in ("backward", "products"):

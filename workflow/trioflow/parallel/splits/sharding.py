@@ -141,6 +141,24 @@ def share_updates(
     return shares
 
 
+@of_model
+def share_optimizer(
+    trace: ModelGraph, operators: Sequence[int], sizes: Sequence[float], placed: Sequence[frozenset[int]], stage: int
+) -> tuple[list[int], dict[int, float]]:
+    """Return a stage's optimizer operators, and its part of those that update parameters of several stages.
+
+    ``operators``: those said to be of the stage; ``sizes`` [bytes] and stages (``placed``) are of each parameter.
+    """
+    here = set(operators)
+    for op_id, parameters in find_owners(trace).of_operator.items():
+        stages = frozenset[int]().union(*map(placed.__getitem__, parameters))
+        if len(stages) > 1:
+            (here.add if stage in stages else here.discard)(op_id)
+    held = [n * (stage in at) for n, at in zip(sizes, placed, strict=True)]
+    shares = share_updates(trace, sizes, held, [op for op in list_updates(trace) if op in here])
+    return sorted(here), {op: share for op, share in shares.items() if share < 1}
+
+
 def shard_updates(trace: ModelGraph, degree: int) -> dict[int, float]:
     """Return the part of the optimizer's operators that is left to one tensor-parallel rank."""
     try:
