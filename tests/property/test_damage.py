@@ -33,7 +33,7 @@ from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.trace.importers.chakra_nodes import add_attribute, new_metadata, new_node, read_messages, write_messages
 from trioflow.trace.importers.detect import import_trace
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.store import Trace, load_trace, pack_trace, read_pack, save_trace
 
 OPTIONS = ImportOptions(gpu="NVIDIA H100 80GB HBM3", batch=8, precision="fp32")

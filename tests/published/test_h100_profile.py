@@ -3,7 +3,7 @@
 import pytest
 from trioflow.base.errors import TraceError
 from trioflow.trace.importers.kineto import import_kineto
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.profile.events import busy_ns, span_ns
 from trioflow.trace.profile.kineto import read_profile
 from trioflow.trace.profile.steps import find_spans, load_step

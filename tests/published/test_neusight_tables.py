@@ -12,7 +12,7 @@ from trioflow.datasets.catalogue import MODEL_TABLES
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
 from trioflow.trace.importers.neusight import import_neusight, recognise
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 
 TABLES = 37
 # Published counts: GPT-2 large 774,030,080 parameters; BERT-Large with both pre-training heads

@@ -14,7 +14,7 @@ from trioflow.costmodel.new_gpu.carry import load_new_gpu_model, retime_trace
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow.hardware.machine import find_device
 from trioflow.report.scores import score_cases
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.importers.triosim import import_triosim
 from trioflow_evaluation.fits.new_gpu import PublicPairs, fit_new_gpu_model
 from trioflow_evaluation.validation.new_gpu import (

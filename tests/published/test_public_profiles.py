@@ -17,8 +17,8 @@ from trioflow.costmodel.operators.curves import ANY, load_small_kernels
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.trace.importers.detect import find_rank_files
 from trioflow.trace.importers.kineto import import_kineto
-from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.ranks import import_ranks
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.profile.kineto import read_profile
 from trioflow.trace.profile.merge import observe_step
 from trioflow.trace.profile.messages import describe_program

@@ -9,7 +9,7 @@ from same_model import ProportionalModel
 from trioflow.export.triosim import write_triosim
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.importers.triosim import import_triosim, recognise
 
 FOLDER = "sarchlab+triosim/sample_trace/trace2-h100-bs128"

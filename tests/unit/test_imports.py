@@ -48,7 +48,6 @@ TORCH_AT_IMPORT = {
     "trace/language/decoder",
     "trace/workloads/build",
     "trace/workloads/configured",
-    "trace/workloads/precision",
     "trace/workloads/recipe",
 }
 LIBRARIES = {PACKAGE.name: "", EVALUATION: f"{EVALUATION}/"}

@@ -25,7 +25,7 @@ from trioflow.parallel.schedules.build import read_schedule
 from trioflow.sweeps.description import load_sweep
 from trioflow.trace.importers.chakra_nodes import read_messages
 from trioflow.trace.importers.detect import import_trace
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.profile import kineto
 from trioflow.trace.profile.kineto import MOST_EXPANSION, read_profile
 from trioflow.trace.store import read_pack

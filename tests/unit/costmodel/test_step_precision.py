@@ -42,8 +42,7 @@ from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace, load_trace
-from trioflow_evaluation.fits import half_precision
-from trioflow_evaluation.fits.half_precision import fit_tensor_products, judge_experts, save_tensor_tables
+from trioflow_evaluation.fits.operators import FORM, fit_tensor_products, judge_experts, save_tensor_tables
 from trioflow_evaluation.published.judge import judge_anchors
 
 from costmodel.gpu_synthetic import DEVICE, LIMITS, make_gpu_traces, make_step
@@ -93,7 +92,7 @@ def a100():
 def test_a_table_is_fitted_and_judged_on_left_out_shapes(tables):
     assert list(tables) == ["a100-sxm4-80gb"]
     table = tables["a100-sxm4-80gb"]
-    assert table.curve.form == half_precision.FORM
+    assert table.curve.form == FORM
     assert max(table.held_out_large_error, table.held_out_error) < 0.06
     assert abs(table.held_out_sum_error) < 0.06
     assert table.low_log <= 0 <= table.high_log

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from trioflow.base.errors import TraceError
 from trioflow.export.triosim import write_triosim
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.importers.triosim import import_triosim
 from trioflow.trace.store import Trace, load_trace
 from triosim_files import TENSOR, TRACE, trace_rows, write_files

@@ -22,8 +22,7 @@ from trioflow.parallel.plan import check_plan, make_plan, named_plan
 from trioflow.parallel.programs.builder import size_attention
 from trioflow.parallel.splits.context import check_context, split_context
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
-from trioflow.parallel.splits.tensor_split import SharedAttention
-from trioflow.parallel.splits.vocabulary import prepare_split
+from trioflow.parallel.splits.tensor_split import SharedAttention, prepare_split
 from trioflow.trace.store import Trace, load_trace, pipeline_units
 
 SAMPLES, TOKENS, WIDTH = 8, 128, 256

@@ -10,18 +10,20 @@ from trioflow.formats.megatron import parse_arguments, read_megatron
 from trioflow.parallel.plan import describe_plan, make_plan
 from trioflow.parallel.reference import predict_operator_times
 from trioflow.parallel.splits.pipeline import find_gradients, list_parameters
-from trioflow.parallel.splits.routing import (
+from trioflow.parallel.splits.tensor_parallel import split_for_plan
+from trioflow.parallel.splits.tensor_split import (
     BALANCED,
+    EXPERT_DOMAIN,
+    EXPERT_NODES,
+    EXPERTS,
     describe_routing,
     draw_power_law,
     find_expert_layers,
+    prepare_split,
     read_routing,
     set_routing,
     spread_tokens,
 )
-from trioflow.parallel.splits.tensor_parallel import split_for_plan
-from trioflow.parallel.splits.tensor_split import EXPERT_DOMAIN, EXPERT_NODES, EXPERTS
-from trioflow.parallel.splits.vocabulary import prepare_split
 from trioflow.prediction.question import time_operators
 from trioflow.trace.language import make
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep

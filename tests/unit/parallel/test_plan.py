@@ -23,8 +23,15 @@ from trioflow.parallel import plan as plans_module
 from trioflow.parallel.model_graph import ModelGraph
 from trioflow.parallel.plan import check_plan, fit_framework, make_plan, micro_batch_sizes, named_plan, vary_plan
 from trioflow.parallel.splits.pipeline import assign_units, balance_stages, build_buckets, partition, partition_trace
-from trioflow.parallel.splits.tensor_split import count_heads, kind_of_module
-from trioflow.parallel.splits.vocabulary import LAYERS, VOCABULARY, find_layers, prepare_split, split_like_megatron
+from trioflow.parallel.splits.tensor_split import (
+    LAYERS,
+    VOCABULARY,
+    count_heads,
+    find_layers,
+    kind_of_module,
+    prepare_split,
+    split_like_megatron,
+)
 from trioflow.trace.store import Trace, load_trace, pipeline_units, save_trace
 
 OLD = "plan data tensor pipeline schedule micro_batches first_bucket_bytes bucket_bytes"

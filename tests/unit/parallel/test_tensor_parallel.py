@@ -14,7 +14,7 @@ from trioflow.formats.megatron import parse_arguments, read_megatron
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.splits.tensor_parallel import split_operators
-from trioflow.parallel.splits.vocabulary import prepare_split
+from trioflow.parallel.splits.tensor_split import prepare_split
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.trace.store import Trace, load_trace
 from trioflow_evaluation.one_process.programs import find_gathered_layers, gather_rules, split_gathered

@@ -15,7 +15,7 @@ from trioflow import tables
 from trioflow.base.errors import TableError, TraceError, TrioflowError
 from trioflow.cli import main
 from trioflow.trace.importers.detect import import_trace
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.profile.merge import merge_trace_folder
 from trioflow.trace.store import Trace, save_trace
 

@@ -27,7 +27,7 @@ from trioflow.base.provenance import host_environment, read_own_records, stamp
 from trioflow.base.units import s_to_ns, us_to_ns
 from trioflow.tables import write_table
 from trioflow.trace.capture.workload import choose_device, device_name, exclusive_measurement
-from trioflow.trace.workloads.precision import make_optimizer, single_precision
+from trioflow.trace.workloads.build import make_optimizer, single_precision
 
 Point = Mapping[str, Any]
 

@@ -41,7 +41,7 @@ from trioflow.prediction.explain import Explanation, MeasuredTime, explain
 from trioflow.report.scores import score_cases
 from trioflow.trace.facts import UNTIMED
 from trioflow.trace.importers.detect import import_trace
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.store import load_trace
 
 _COLUMNS = ("case", "simulate", "measured_ms", "source")

@@ -19,8 +19,8 @@ from trioflow.cli.output import JSON, add_command, format_facts, format_table, p
 from trioflow.datasets.catalogue import Catalogue, load_catalogue
 from trioflow.datasets.retrieve import choose_source, retrieve_file
 from trioflow.trace.importers.detect import FORMATS, find_rank_files, import_trace, list_known
-from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.ranks import ProfiledTimes, RankFile, import_ranks
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.language.make import CAPTURED_BLOCKS, quieten_profiler
 from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.repeat import repeat_layers

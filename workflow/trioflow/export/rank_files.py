@@ -25,7 +25,7 @@ from trioflow.costmodel.features import resize_batch
 from trioflow.engine.program import COMMUNICATION_KINDS
 from trioflow.parallel.reference import choose_reference
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
-from trioflow.parallel.splits.vocabulary import prepare_split
+from trioflow.parallel.splits.tensor_split import prepare_split
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.tables import records
 from trioflow.trace.importers.chakra_nodes import (

@@ -14,7 +14,7 @@ from trioflow.base.errors import TraceError
 from trioflow.base.provenance import atomic_path
 from trioflow.tables import records
 from trioflow.trace.facts import UNTIMED
-from trioflow.trace.importers.csv_rows import CsvColumn
+from trioflow.trace.importers.sources import CsvColumn
 from trioflow.trace.importers.triosim import TENSOR_COLUMNS, TENSOR_FILE, TRACE_COLUMNS, TRACE_FILE
 from trioflow.trace.store import Trace
 

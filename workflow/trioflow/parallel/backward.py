@@ -27,7 +27,7 @@ from trioflow.base.precision_recipes import PYTORCH
 from trioflow.base.provenance import PACKAGE, read_table
 from trioflow.parallel.model_graph import ModelGraph, Operator, of_model
 from trioflow.parallel.splits.pipeline import is_inside, loss_operators
-from trioflow.parallel.splits.routing import find_expert_modules
+from trioflow.parallel.splits.tensor_split import find_expert_modules
 from trioflow.trace.store import pipeline_units
 
 _FUSED_ATTENTION = ("aten::scaled_dot_product_attention", "aten::_scaled_dot_product_")

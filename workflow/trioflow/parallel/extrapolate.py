@@ -66,11 +66,9 @@ from trioflow.parallel.schedules.build import plan_schedule
 from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN, WORDS, Schedule, check_mode
 from trioflow.parallel.splits.context import time_rings
 from trioflow.parallel.splits.pipeline import BALANCES
-from trioflow.parallel.splits.routing import describe_routing
 from trioflow.parallel.splits.sharding import describe_units, partition_stages, split_updates
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
-from trioflow.parallel.splits.tensor_split import TensorSplit
-from trioflow.parallel.splits.vocabulary import prepare_split
+from trioflow.parallel.splits.tensor_split import TensorSplit, describe_routing, prepare_split
 from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TimesOrigin
 from trioflow.tables import PHASES
 from trioflow.trace.facts import Facts

@@ -27,9 +27,7 @@ from trioflow.parallel.schedules.build import build_schedule, is_schedule, read_
 from trioflow.parallel.schedules.table import Schedule
 from trioflow.parallel.splits.context import check_context
 from trioflow.parallel.splits.pipeline import BALANCES, chunk_batch, partition, split_batch
-from trioflow.parallel.splits.routing import check_experts
-from trioflow.parallel.splits.tensor_split import count_heads
-from trioflow.parallel.splits.vocabulary import find_layers, has_vocabulary
+from trioflow.parallel.splits.tensor_split import check_experts, count_heads, find_layers, has_vocabulary
 from trioflow.trace.store import MOST_UNNAMED, Trace, pipeline_units
 
 if TYPE_CHECKING:

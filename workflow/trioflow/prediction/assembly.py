@@ -41,7 +41,7 @@ from trioflow.parallel.memory.peak import DOUBTED, LIKELY, describe_probability
 from trioflow.parallel.plan import AS_TRACED, read_stages
 from trioflow.parallel.schedules.table import TRAIN
 from trioflow.parallel.splits.pipeline import BALANCES, name_balance
-from trioflow.parallel.splits.routing import read_routing, set_routing
+from trioflow.parallel.splits.tensor_split import read_routing, set_routing
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.breakdown import (
     DEPTH,

@@ -24,7 +24,7 @@ from trioflow.parallel.plan import Stages, choose_plan, cut_batch
 from trioflow.parallel.reference import silence_messages
 from trioflow.parallel.schedules.table import MODES, TRAIN, Schedule
 from trioflow.parallel.splits.pipeline import BALANCES
-from trioflow.parallel.splits.routing import BALANCED
+from trioflow.parallel.splits.tensor_split import BALANCED
 from trioflow.trace import store
 from trioflow.trace.language.sizes import ATTENTIONS, FUSIONS, LOSSES, Configuration, ConfiguredModel
 from trioflow.trace.store import Trace, language_models, load_trace, refuse_step

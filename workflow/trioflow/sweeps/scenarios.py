@@ -26,7 +26,7 @@ from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.hardware.machine import DeviceSheet, Platform
 from trioflow.network.across_nodes import INTER_NODE, open_platform
 from trioflow.parallel.model_graph import ModelGraph
-from trioflow.parallel.splits.routing import set_routing
+from trioflow.parallel.splits.tensor_split import set_routing
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.assembly import TIMES, build_graph, join_step, predict_step
 from trioflow.prediction.question import (

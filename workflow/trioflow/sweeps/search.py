@@ -35,7 +35,7 @@ from trioflow.parallel.memory.peak import (
     load_survival,
 )
 from trioflow.parallel.plan import check_shapes, micro_batch_sizes
-from trioflow.parallel.splits.routing import BALANCED, read_routing
+from trioflow.parallel.splits.tensor_split import BALANCED, read_routing
 from trioflow.prediction.assembly import Draws, Prediction, choose_collectives, predict, predict_step, prepare_step
 from trioflow.prediction.breakdown import describe_rates, describe_run
 from trioflow.prediction.question import (

@@ -32,10 +32,9 @@ from trioflow.parallel.schedules.table import (
     take_turns,
 )
 from trioflow.parallel.splits.pipeline import BALANCES, Parameter, list_parameters
-from trioflow.parallel.splits.routing import find_expert_modules
 from trioflow.parallel.splits.sharding import EXPERTS_UNIT, build_units, partition_stages, place_parameters
 from trioflow.parallel.splits.tensor_parallel import style_of
-from trioflow.parallel.splits.vocabulary import prepare_split
+from trioflow.parallel.splits.tensor_split import find_expert_modules, prepare_split
 from trioflow.sweeps.unit_costs import Floats, UnitCosts, UnitWork, find_units
 from trioflow.trace.store import pipeline_units
 

@@ -42,8 +42,8 @@ from trioflow.parallel.splits.tensor_split import (
     Exchange,
     TensorSplit,
     is_sharded,
+    prepare_split,
 )
-from trioflow.parallel.splits.vocabulary import prepare_split
 from trioflow.trace.store import pipeline_units
 
 Floats = NDArray[np.float64]

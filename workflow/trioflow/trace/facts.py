@@ -96,7 +96,7 @@ class Facts:
     ``communication``, ``program``: messages of a rank of a parallel run, and what of its operators
         waits for what; ``trioflow.sharded.as_traced`` reads both.
     ``language_model``: sizes of a language model that was built from its configuration.
-    ``routing``: how its experts are taken to share tokens where not equally; see ``parallel.splits.routing``.
+    ``routing``: how its experts are taken to share tokens where not equally; see ``parallel.splits.tensor_split``.
     ``new_gpu``, ``predicted_times``: interval and origin of times that were carried over from
         another GPU, or that a model gave.
     ``source_files``: paths of the files read.

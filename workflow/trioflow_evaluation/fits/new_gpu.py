@@ -42,7 +42,6 @@ from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
 from trioflow.hardware.machine import FALLBACK_PRECISION, DeviceSheet, find_device, list_devices, load_device
 from trioflow.trace.store import Trace
 
-from trioflow_evaluation.fits.half_precision import read_tensor_products
 from trioflow_evaluation.fits.operators import (
     TEST,
     TRAIN,
@@ -50,6 +49,7 @@ from trioflow_evaluation.fits.operators import (
     load_benchmarks,
     load_published,
     pair_batches,
+    read_tensor_products,
     without_workload,
 )
 
@@ -78,7 +78,7 @@ class ModelTable:
 def load_cases(data_folder: str | Path) -> list[ModelTable]:
     """Read every table of NeuSight's whole models, in order of file names; InputError where there is none."""
     from trioflow.trace.importers.neusight import import_neusight
-    from trioflow.trace.importers.options import ImportOptions
+    from trioflow.trace.importers.sources import ImportOptions
 
     cases = []
     for path in load_catalogue().held_files(data_folder, MODEL_TABLES, ".csv"):

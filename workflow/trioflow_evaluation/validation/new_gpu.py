@@ -18,7 +18,7 @@ from trioflow import tables
 from trioflow.costmodel.new_gpu.carry import NewGpuModel, carry_step, floor_of, scale_rows, scale_trace
 from trioflow.costmodel.new_gpu.rules import DEFAULT_RULE, apply_rule, list_rules, size_rows
 from trioflow.hardware.machine import DeviceSheet, find_device, load_device
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.importers.triosim import import_triosim
 
 from trioflow_evaluation import DATA

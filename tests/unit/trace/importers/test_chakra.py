@@ -31,7 +31,7 @@ from trioflow.trace.importers.chakra_nodes import (
     write_messages,
 )
 from trioflow.trace.importers.kineto import import_kineto
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.store import load_trace, save_trace
 
 OPTIONS = ImportOptions(gpu="chip", batch=4, precision="fp32")

@@ -9,7 +9,7 @@ import pytest
 from trioflow.base.errors import TraceError
 from trioflow.trace.importers.detect import detect_format, import_trace
 from trioflow.trace.importers.kineto import import_kineto
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.profile.execution_trace import read_nodes, written_arguments
 from trioflow.trace.profile.kineto import read_profile
 

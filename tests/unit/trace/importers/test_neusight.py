@@ -11,7 +11,7 @@ from trioflow.costmodel.uncertainty import Anchoring
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
 from trioflow.trace.importers.neusight import import_neusight, recognise
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.store import load_trace, save_trace
 
 HEADER = [

@@ -12,7 +12,7 @@ import pytest
 from trioflow.base.errors import TraceError
 from trioflow.cli import main
 from trioflow.trace.importers.detect import detect_format, import_trace
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.store import load_trace
 
 OPTIONS = ImportOptions(precision="fp32", batch=8)

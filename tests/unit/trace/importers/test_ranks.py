@@ -14,7 +14,7 @@ from trioflow.base.errors import TraceError
 from trioflow.cli.main import main
 from trioflow.trace.importers import ranks
 from trioflow.trace.importers.detect import import_trace
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.store import load_trace
 
 SAID = ["--batch", "8", "--precision", "fp32"]

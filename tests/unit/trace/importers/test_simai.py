@@ -9,7 +9,7 @@ from trioflow.base.errors import TraceError
 from trioflow.cli.main import main
 from trioflow.parallel.plan import make_plan
 from trioflow.trace.importers.detect import detect_format, import_trace
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 
 SAID = ImportOptions(gpu="NVIDIA A100-SXM4-80GB", batch=4, precision="bf16")
 HEAD = "HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 2 ep: 2 pp: 1 vpp: 1 ga: 1 all_gpus: 8 checkpoints: 0"

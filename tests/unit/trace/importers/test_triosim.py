@@ -6,7 +6,7 @@ from trioflow.base.errors import TraceError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
 from trioflow.trace.importers.detect import import_trace
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.importers.triosim import find_arguments, import_triosim, recognise
 from trioflow.trace.store import load_trace, save_trace
 from triosim_files import NODE, STEPS, TENSOR, TRACE, tensor_rows, trace_rows, write_files, write_rows

@@ -11,7 +11,7 @@ from trioflow.prediction.fitting import find_largest
 from trioflow.sweeps.search import search
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.importers.kineto import import_kineto
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 
 H100 = "NVIDIA H100 80GB HBM3"
 SAID = ImportOptions(gpu=H100, batch=64, precision="fp32")

@@ -9,7 +9,7 @@ from trioflow.base.errors import TraceError
 from trioflow.cli.main import main
 from trioflow.trace.importers import xla
 from trioflow.trace.importers.detect import detect_format, import_trace
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 
 CPU = ImportOptions(gpu="a CPU", batch=32, precision="fp32")
 H100 = ImportOptions(gpu="NVIDIA H100 80GB HBM3", batch=32, precision="bf16")

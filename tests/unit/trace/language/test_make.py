@@ -13,7 +13,7 @@ from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.splits.pipeline import find_gradients, list_added_gradients, list_parameters
 from trioflow.parallel.splits.tensor_parallel import split_operators
-from trioflow.parallel.splits.vocabulary import prepare_split
+from trioflow.parallel.splits.tensor_split import prepare_split
 from trioflow.trace.language import make
 from trioflow.trace.language.read import published_models
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
@@ -204,7 +204,7 @@ def test_without_torch_the_extra_is_named(tmp_path, monkeypatch):
     import sys
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "trioflow.trace.capture.meta", None)
+    monkeypatch.setitem(sys.modules, "trioflow.trace.capture.workload", None)
     with pytest.raises(InputError, match=r"pip install '.*\[capture\]'"):
         make.make_trace(SMALL, STEP)
 

@@ -12,8 +12,7 @@ from trioflow import make_plan, predict, search
 from trioflow.base.errors import InputError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
-from trioflow.parallel.splits.tensor_split import kind_of_module
-from trioflow.parallel.splits.vocabulary import find_layers
+from trioflow.parallel.splits.tensor_split import find_layers, kind_of_module
 from trioflow.trace.language import make
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 

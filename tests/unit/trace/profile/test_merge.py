@@ -420,7 +420,7 @@ LIMIT_BYTES = 400_000_000
 IMPORT = """
 import json, sys
 from trioflow.trace.importers.kineto import import_kineto
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 trace = import_kineto(sys.argv[1], None, ImportOptions(gpu="x", batch=4, precision="fp32"))
 # A process inherits getrusage's maximum from the one that started it, but not this one.
 told = dict(line.split(":", 1) for line in open("/proc/self/status"))

@@ -7,7 +7,7 @@ from profiled_events import event, load
 from trioflow.base.errors import TraceError
 from trioflow.cli.answer import describe_trace
 from trioflow.trace.importers.kineto import import_kineto
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.profile import execution_trace as link
 from trioflow.trace.profile.events import Event, charge_apart, is_communication
 from trioflow.trace.profile.merge import observe_step

@@ -16,7 +16,7 @@ import torch
 from small_step import small_step
 from trioflow.base.errors import TraceError
 from trioflow.trace.importers.detect import import_trace
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.profile import kineto
 from trioflow.trace.profile.kineto import CODES, NUMBERS, read_profile
 from trioflow.trace.profile.profiler_fields import element_bytes, element_type, noted_bytes

@@ -13,7 +13,7 @@ from trioflow.trace.workloads.catalog import CATALOG, change_workload
 
 torch = pytest.importorskip("torch", reason="workloads need torch (extra [capture])")
 
-from trioflow.trace.workloads.precision import INITIAL_SCALE  # noqa: E402
+from trioflow.trace.workloads.build import INITIAL_SCALE  # noqa: E402
 
 ROWS = load_workloads(CATALOG)
 CPU = torch.device("cpu")
@@ -118,7 +118,7 @@ def test_an_overflow_skips_the_update_and_halves_the_scale():
 
 
 def test_formats_are_put_back_after_an_error():
-    from trioflow.trace.workloads.precision import single_precision
+    from trioflow.trace.workloads.build import single_precision
 
     before = float_formats()
     with pytest.raises(ZeroDivisionError), single_precision("tf32"):
@@ -128,7 +128,7 @@ def test_formats_are_put_back_after_an_error():
 
 
 def test_strict_fp32_overrides_what_someone_allowed():
-    from trioflow.trace.workloads.precision import single_precision
+    from trioflow.trace.workloads.build import single_precision
 
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
@@ -165,7 +165,7 @@ def test_every_optimizer_learns_the_batch_in_its_own_way(family, precision):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_variant_is_the_one_that_was_named(name):
-    from trioflow.trace.workloads.precision import make_optimizer
+    from trioflow.trace.workloads.build import make_optimizer
 
     optimizer = make_optimizer(name, [torch.nn.Parameter(torch.ones(2))])
     algorithm, _, variant = name.partition("-")

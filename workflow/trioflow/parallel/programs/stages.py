@@ -30,7 +30,6 @@ from trioflow.parallel.splits.pipeline import (
     size_weights,
     stages_of_operators,
 )
-from trioflow.parallel.splits.routing import find_expert_modules
 from trioflow.parallel.splits.sharding import (
     build_stage_units,
     build_units,
@@ -38,7 +37,7 @@ from trioflow.parallel.splits.sharding import (
     place_parameters,
     share_optimizer,
 )
-from trioflow.parallel.splits.tensor_split import Exchange, TensorSplit, is_sharded
+from trioflow.parallel.splits.tensor_split import Exchange, TensorSplit, find_expert_modules, is_sharded
 from trioflow.tables import PHASES
 
 

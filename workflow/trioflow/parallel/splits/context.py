@@ -33,8 +33,7 @@ from trioflow.base.units import NS_PER_S
 from trioflow.costmodel.features import FEATURES, OperatorModel, plain_operator_name, price_columns
 from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.reference import OperatorTimes, Reference
-from trioflow.parallel.splits.tensor_split import SharedAttention, TensorSplit
-from trioflow.parallel.splits.vocabulary import list_lengths
+from trioflow.parallel.splits.tensor_split import SharedAttention, TensorSplit, list_lengths
 from trioflow.trace.store import Trace
 
 if TYPE_CHECKING:

@@ -26,8 +26,7 @@ from trioflow.base.provenance import write_json
 from trioflow.base.units import ns_to_s
 from trioflow.costmodel.features import class_of_name
 from trioflow.parallel.model_graph import ModelGraph, of_model
-from trioflow.parallel.splits.routing import find_expert_modules
-from trioflow.parallel.splits.tensor_split import kind_of_module, list_untrained
+from trioflow.parallel.splits.tensor_split import find_expert_modules, kind_of_module, list_untrained
 from trioflow.trace.store import Trace, load_trace, pipeline_units
 
 

@@ -71,7 +71,6 @@ from trioflow.costmodel.features import WORK, class_of_name, plain_operator_name
 from trioflow.parallel.model_graph import ModelGraph, Operator, of_model
 from trioflow.parallel.splits.context import split_context
 from trioflow.parallel.splits.pipeline import list_parameters
-from trioflow.parallel.splits.routing import ExpertLayer, find_expert_layers, find_expert_modules, spread_tokens
 from trioflow.parallel.splits.sharding import shard_updates, share_updates
 from trioflow.parallel.splits.tensor_split import (
     AFTER,
@@ -83,13 +82,20 @@ from trioflow.parallel.splits.tensor_split import (
     SUMMED,
     TENSOR,
     Exchange,
+    ExpertLayer,
     TensorSplit,
+    Vocabulary,
+    check_tokens,
+    find_expert_layers,
+    find_expert_modules,
+    find_head,
+    find_vocabulary,
     is_sharded,
     kind_of_module,
     list_untrained,
     scale_work,
+    spread_tokens,
 )
-from trioflow.parallel.splits.vocabulary import Vocabulary, check_tokens, find_head, find_vocabulary
 from trioflow.trace.store import Trace
 
 if TYPE_CHECKING:
@@ -261,7 +267,7 @@ _COUNT_BYTES = 8
 def split_experts(trace: ModelGraph, plan: Plan, split: TensorSplit) -> TensorSplit:
     """Leave a rank its experts' work, and add the exchanges of tokens to ``split``, of one tensor-parallel rank.
 
-    A rank multiplies as many rows as before, or as many more as the fullest rank of the layer gets (`routing`).
+    A rank multiplies as many rows as before, or as many more as the fullest rank of the layer gets (`tensor_split.set_routing`).
     """
     if plan.expert_parts == 1:
         return split

@@ -52,8 +52,7 @@ from trioflow.trace.profile.steps import StepEvents, find_spans, load_step
 from trioflow.trace.repeat import repeat_block
 from trioflow.trace.store import Trace
 from trioflow.trace.tensors import TensorRef
-from trioflow.trace.workloads.build import build_workload
-from trioflow.trace.workloads.precision import choose_optimizer, choose_precision
+from trioflow.trace.workloads.build import build_workload, choose_optimizer, choose_precision
 
 _DEVICE = torch.ops.prim.device.default
 _HAND_OVER = "PythonDispatchMode"

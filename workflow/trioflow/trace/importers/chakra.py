@@ -34,8 +34,8 @@ from trioflow.trace.importers.chakra_nodes import (
     read_messages,
     read_text,
 )
-from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.ranks import RankFile, check_ranks
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.profile.events import (
     STEP,
     Event,

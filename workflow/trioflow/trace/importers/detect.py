@@ -9,8 +9,8 @@ from trioflow.base.experiments import IMPORT_FORMATS
 from trioflow.base.input_files import check_file
 from trioflow.base.settings import NOTHING
 from trioflow.trace.importers.kineto import import_kineto
-from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.ranks import EXECUTION_TRACE, KINETO, RankFile, find_ranks, list_files, recognise_json
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.profile.events import RAW_FILES
 from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.repeat import repeat_layers

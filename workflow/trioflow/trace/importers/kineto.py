@@ -13,7 +13,7 @@ from trioflow.base.provenance import digest_file, stamp
 from trioflow.base.units import format_time, ns_to_s
 from trioflow.hardware.machine import is_processor, list_devices, load_device, read_name
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.profile.events import DEVICE, LAUNCHES, Event, busy_ns, check_types
 from trioflow.trace.profile.execution_trace import Links, Node, link_nodes, read_nodes
 from trioflow.trace.profile.kineto import Profile, read_profile

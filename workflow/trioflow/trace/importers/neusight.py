@@ -26,9 +26,8 @@ from trioflow.base.provenance import read_json, read_own_records, stamp
 from trioflow.base.units import format_time, ms_to_ns, ms_to_s, ns_to_s
 from trioflow.trace.assemble import ObservedOperator, ReadyGradient, assemble_trace
 from trioflow.trace.facts import Facts
-from trioflow.trace.importers.csv_rows import CsvColumn, CsvRow, number, read_rows
-from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.ranks import read_head
+from trioflow.trace.importers.sources import CsvColumn, CsvRow, ImportOptions, number, read_rows
 from trioflow.trace.repeat import repeat_block
 from trioflow.trace.store import MOST_ELEMENTS, Trace
 from trioflow.trace.tensors import TensorRef, count_flop

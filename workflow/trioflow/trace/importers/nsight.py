@@ -33,8 +33,8 @@ from trioflow.base.errors import TraceError
 from trioflow.base.provenance import digest_file
 from trioflow.base.units import BYTES_PER_MIB, NS_PER_US
 from trioflow.trace.importers.kineto import import_profile
-from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.ranks import RankFile, read_head
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.profile.kineto import Profile, make_profile
 from trioflow.trace.store import Trace
 

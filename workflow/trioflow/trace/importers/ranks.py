@@ -19,7 +19,7 @@ from trioflow.base.errors import TraceError
 from trioflow.base.machine_memory import find_available_bytes
 from trioflow.base.units import ns_to_s
 from trioflow.trace.importers.kineto import import_profile
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.profile.kineto import read_profile
 from trioflow.trace.profile.messages import MOST_RANKS
 from trioflow.trace.profile.steps import find_spans

@@ -22,9 +22,8 @@ from trioflow.base.input_files import read_text
 from trioflow.base.provenance import digest_file, stamp
 from trioflow.base.units import ns_to_s
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
-from trioflow.trace.importers.csv_rows import CsvColumn, CsvRow, check_cells, whole
-from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.ranks import read_head
+from trioflow.trace.importers.sources import CsvColumn, CsvRow, ImportOptions, check_cells, whole
 from trioflow.trace.profile.messages import MOST_RANKS
 from trioflow.trace.store import Trace
 

@@ -21,8 +21,7 @@ from trioflow.base.units import ns_to_s, us_to_ns
 from trioflow.hardware.machine import is_processor
 from trioflow.tables import PHASES
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
-from trioflow.trace.importers.csv_rows import CsvColumn, CsvRow, number, read_rows, whole
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.sources import CsvColumn, CsvRow, ImportOptions, number, read_rows, whole
 from trioflow.trace.store import MOST_ELEMENTS, Trace
 from trioflow.trace.tensors import FORMULAS, MadeInside, Shape, TensorRef, count_flop
 

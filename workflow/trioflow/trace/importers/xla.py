@@ -29,8 +29,8 @@ from trioflow.base.provenance import digest_file, stamp
 from trioflow.base.units import NS_PER_US, ns_to_s
 from trioflow.hardware.machine import find_sheet
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
-from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.ranks import list_files, read_head
+from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.profile.events import Event, charge_apart, find_enclosing, is_communication
 from trioflow.trace.profile.kineto import decode_file
 from trioflow.trace.store import Trace
