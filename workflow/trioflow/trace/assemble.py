@@ -85,16 +85,21 @@ def _find_parameter(
         return None
     forward = rows[rows[op_id]["forward_op_id"]]
     made = {tuple(s) for s in rows[op_id]["output_shapes"]} if shape is None else {shape}
-    candidates = [
-        i
-        for i in forward["input_ids"]
-        if tracker.category(i) == "parameter" and tracker.tensors[i].storage not in taken
-    ]
+    candidates = _untaken(forward["input_ids"], tracker, taken)
     # A frozen weight may be as large as a trained bias: the optimizer updates the one of them.
     candidates.sort(key=lambda i: not tracker.storages[tracker.tensors[i].storage].updated_in)
     exact = [i for i in candidates if tracker.tensors[i].shape in made]
+    if shape and not exact:  # A sum hands its gradient on as it is, without an operator: (1 + weight) of Gemma's norms
+        sums = [row for row in rows[: forward["op_id"]] if not {*row["output_ids"]}.isdisjoint(forward["input_ids"])]
+        read = [i for row in sums for i in _untaken(row["input_ids"], tracker, taken)]
+        exact = [i for i in read if tracker.tensors[i].shape == shape]
     chosen = exact or candidates
     return chosen[0] if chosen else None
+
+
+def _untaken(ids: Sequence[int], tracker: TensorTracker, taken: set[int]) -> list[int]:
+    """Return the parameters among tensors whose gradient was not found yet."""
+    return [i for i in ids if tracker.category(i) == "parameter" and tracker.tensors[i].storage not in taken]
 
 
 def _find_gradient(

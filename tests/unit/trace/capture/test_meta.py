@@ -186,3 +186,26 @@ def test_the_shipped_study_of_gpt2_is_what_a_gpu_runs():
     trace = load_trace("gpt2-b8")
     names = trace.operators.query("phase == 'optimizer'")["name"]
     assert trace.facts.other["target"] == "cuda" and any(n.startswith("aten::_foreach") for n in names)
+
+
+def test_a_sum_hands_the_gradient_of_a_parameter_on(tmp_path, monkeypatch):
+    (tmp_path / "gemma_like.py").write_text(
+        "import torch\n"
+        "class Sums(torch.nn.Linear):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(4, 4)\n"
+        "        self.scale, self.place = (torch.nn.Parameter(torch.zeros(4, 4)) for _ in range(2))\n"
+        "    def forward(self, x):\n"
+        "        return (super().forward(x) + self.place).exp() * (1 + self.scale)\n"
+        "class Task:\n"
+        "    model = Sums()\n"
+        "    def make_batch(self, batch, seed, device):\n"
+        "        return torch.randn(batch, 4, device=device), torch.zeros(1, device=device)\n"
+        "    def loss(self, outputs, targets):\n"
+        "        return outputs.sum() + targets.sum()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    row = {"workload": "sums", "family": "user", "model": "gemma_like:Task", "optimizer": "sgd", "precision": "fp32"}
+    made = capture_meta(row, 4)
+    assert {one["name"] for one in made.facts.gradients} == {"weight", "bias", "scale", "place"}
+    assert made.facts.warnings == []
