@@ -130,10 +130,10 @@ def bench_search() -> Iterator[Row]:
     search_plans(PredictionCache(), **SEARCHED)
     wall_s = time.perf_counter() - begin_s
     yield Row(
-        f"search of {found.outlined} plans of GPT-2 on {SEARCHED['ranks']} ranks",
+        f"search of {found.estimated} plans of GPT-2 on {SEARCHED['ranks']} ranks",
         wall_s,
         "s",
-        found.outlined / PLANS_PER_S,
+        found.estimated / PLANS_PER_S,
         detail=f"{len(found.ranking)} simulated in full",
     )
 

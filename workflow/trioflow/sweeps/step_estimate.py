@@ -6,7 +6,7 @@ the other, as the simulation's tasks do; no links are shared. Under ``fully_shar
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -52,24 +52,17 @@ class StepEstimate(NamedTuple):
 def estimate_step(costs: UnitCosts, plan: Plan, batch: int) -> StepEstimate:
     """Return the cost estimate of a plan on some samples; PlanError when it fits neither model nor batch."""
     samples = micro_batch_sizes(plan, batch)[0]
-    work = costs.work_of(plan, samples)
-    begins = costs.cut(plan.stages)
-    schedule = plan_schedule(plan)
-    if holds_host(plan, costs.recipe.framework):
-        slower_s = np.maximum(np.stack([work.forward_s, work.backward_s], 1), work.host_s[:, :2])
-        work = replace(work, forward_s=slower_s[:, 0], backward_s=slower_s[:, 1])
     update_host_s = None
     if plan.shards_units and plan.pipeline == 1:
+        work = costs.work_of(plan, samples)
         time_s = _time_micro_steps(costs, plan, work) + costs.sharded_update_s(plan)
     else:
-        time_s = _time_pipeline(costs, plan, work, begins, schedule)
+        time_s = _time_pipeline(costs, plan, samples)
         if plan.sharding == "zero1":
-            update_s, update_host_s = _time_partitioned(costs, plan, samples, begins, schedule)
+            update_s, update_host_s = _time_partitioned(costs, plan, samples)
             time_s += update_s
-    time_s = max(time_s, _time_host(plan, work, begins, schedule, update_host_s))
-    # Where stages of equal time do not fit, those of as many layers are tried.
-    cuts = [begins, costs.cut(plan.stages, BALANCES[1])] if plan.pipeline > 1 else [begins]
-    return StepEstimate(time_s, min(_count_least_bytes(costs, plan, work, cut, schedule) for cut in cuts))
+    time_s = max(time_s, _time_host(costs, plan, samples, update_host_s))
+    return StepEstimate(time_s, _count_least_bytes(costs, plan, samples))
 
 
 def _sum_stages(units: Sequence[Floats], begins: Sequence[int]) -> Floats:
@@ -82,12 +75,10 @@ def _schedule_of(plan: Plan) -> tuple[str, int, int, int]:
     return (plan.schedule, plan.pipeline, plan.pieces, plan.stages_per_rank)
 
 
-@derived(lambda plan, samples, *cut: (*style_of(plan), *_schedule_of(plan), plan.shards, samples))
-def _time_partitioned(
-    costs: UnitCosts, plan: Plan, samples: int, begins: Sequence[int], schedule: Schedule
-) -> tuple[float, float]:
+@derived(lambda plan, samples: (*style_of(plan), *_schedule_of(plan), plan.shards, samples))
+def _time_partitioned(costs: UnitCosts, plan: Plan, samples: int) -> tuple[float, float]:
     """Return the longest update of a rank's own parameters with the broadcasts of all, and its host's time [s]."""
-    work = costs.work_of_operators(plan, samples)
+    work, begins, schedule = costs.work_of_operators(plan, samples), costs.cut(plan.stages), plan_schedule(plan)
     placed = place_parameters(work.trace, find_units(work.trace), {})
     units = [
         {u for stage in schedule.stages_of_rank(rank) for u in range(*begins[stage : stage + 2])}
@@ -103,55 +94,78 @@ def _time_partitioned(
     return max(updates_s), max(hosts_s)
 
 
-def _time_host(plan: Plan, work: UnitWork, begins: Sequence[int], schedule: Schedule, update_s: float | None) -> float:
+def _time_host(costs: UnitCosts, plan: Plan, samples: int, update_s: float | None) -> float:
     """Return what the busiest rank's host takes to launch a step [s]; it waits for no message.
 
     ``update_s``: the optimizer's part, where replicas share it by parameters [s].
     """
     each = np.array([plan.pieces, plan.pieces, float(update_s is None)])
-    (stages,) = _sum_stages([work.host_s @ each], begins)
+    (stages,) = _sum_stages([costs.work_of(plan, samples).host_s @ each], costs.cut(plan.stages))
+    schedule = plan_schedule(plan)
     return (update_s or 0.0) + max(float(stages[schedule.stages_of_rank(rank)].sum()) for rank in range(schedule.ranks))
 
 
-def _time_pipeline(costs: UnitCosts, plan: Plan, work: UnitWork, begins: Sequence[int], schedule: Schedule) -> float:
+_Ends = tuple[list[float], dict[int, tuple[float, float]]]
+"""When each rank is free, and when each stage's last backward began and ended [s]."""
+
+
+def _key_of_computing(plan: Plan, samples: int) -> tuple[Hashable, ...]:
+    """Return what decides a schedule's computing: without ``fully_shard`` nothing of what replicas share."""
+    shards = (plan.sharding, plan.shards, plan.sums_shards) if plan.shards_units else ()
+    return (*style_of(plan), *_schedule_of(plan), plan.data, plan.recompute, samples, *shards)
+
+
+@derived(_key_of_computing)
+def _time_computing(costs: UnitCosts, plan: Plan, samples: int) -> tuple[_Ends, float, Floats]:
+    """Return when a schedule's computing ends, gradients' sums over micro-batches included.
+
+    Under ``fully_shard`` also the first stage's wait for units that later stay, and reducing gradients [stages] [s].
+    """
+    work, begins, schedule = costs.work_of(plan, samples), costs.cut(plan.stages), plan_schedule(plan)
+    if holds_host(plan, costs.recipe.framework):
+        slower_s = np.maximum(np.stack([work.forward_s, work.backward_s], 1), work.host_s[:, :2])
+        work = replace(work, forward_s=slower_s[:, 0], backward_s=slower_s[:, 1])
+    add_s = costs.gradient_sums_of(plan).add_s * (1 - 1 / schedule.micro_batches)  # behind all micro-batches but one
+    forward_s, backward_s, add_s = _sum_stages((work.forward_s, work.backward_s, add_s), begins)
+    first_s, reduce_s = 0.0, np.zeros_like(forward_s)
+    if plan.shards_units:
+        forward_s, backward_s, reduce_s, first_s = _time_stages(costs, plan, work, begins)
+    times_s = {FORWARD: forward_s.tolist(), BACKWARD: (backward_s + add_s).tolist()}
+    send_s = [costs.messages.send_s(plan, round(float(work.send_bytes[end - 1]))) for end in begins[1:-1]]
+    return _play(schedule, times_s, send_s), first_s, reduce_s
+
+
+def _time_pipeline(costs: UnitCosts, plan: Plan, samples: int) -> float:
     """Return the time of the schedule, the buckets, and the optimizer unless replicas share it by parameters [s]."""
+    schedule, ((ranks_s, last), first_s, reduce_s) = plan_schedule(plan), _time_computing(costs, plan, samples)
     buckets = plan.data > 1 and not plan.shards_units
     copied = buckets and not costs.lies_in_buckets(plan)
     sums, state = costs.gradient_sums_of(plan), costs.state_of(plan)
     updated = 0.0 if plan.sharding == "zero1" else 1 / plan.shards
     units = (
-        work.forward_s,
-        work.backward_s,
-        sums.add_s * (1 - 1 / schedule.micro_batches),  # after every micro-batch but the first
         sums.copy_s * copied,
-        sums.return_s * copied + work.update_s * updated,
+        sums.return_s * copied + costs.work_of(plan, samples).update_s * updated,
         state.gradient_bytes,
         state.parameter_bytes,
     )
-    forward_s, backward_s, add_s, copy_s, behind_s, gradient_bytes, parameter_bytes = _sum_stages(units, begins)
-    first_s = 0.0
-    if plan.shards_units:
-        forward_s, backward_s, reduce_s, first_s = _time_stages(costs, plan, work, begins)
-        behind_s = behind_s + reduce_s
-    times_s = {FORWARD: forward_s.tolist(), BACKWARD: (backward_s + add_s).tolist()}
-    send_s = [costs.messages.send_s(plan, round(float(work.send_bytes[end - 1]))) for end in begins[1:-1]]
-    free_s, last = _play(schedule, times_s, send_s)
+    copy_s, behind_s, gradient_bytes, parameter_bytes = _sum_stages(units, costs.cut(plan.stages))
     scatters = plan.sharding == "distributed" and not costs.recipe.reduces_whole
     end_s = 0.0
-    for rank in range(schedule.ranks):
+    for rank, free_s in enumerate(ranks_s):
         stages = schedule.stages_of_rank(rank)
-        computed_s = free_s[rank] + copy_s[stages].sum()
+        computed_s = free_s + copy_s[stages].sum()
         sent_s, gathered_s = computed_s * costs.platform.communication_on_compute_stream * buckets, 0.0
         for stage in stages if buckets else ():
             (begin_s, done_s), sizes = last[stage], _list_buckets(costs, plan, gradient_bytes[stage])
             all_made_s = done_s - begin_s + copy_s[stage]  # gradients are made evenly over a backward
             exchange_s = _time_buckets(costs, plan, "reduce_scatter" if scatters else "all_reduce", sizes)
-            for made, bucket_s in zip(itertools.accumulate(sizes), exchange_s, strict=True):
-                sent_s = max(sent_s, begin_s + all_made_s * made / sum(sizes)) + bucket_s
+            left_s = np.cumsum([0.0, *exchange_s[::-1]])[::-1]  # of each bucket with those behind it
+            made_s = begin_s + all_made_s * np.cumsum(sizes) / max(sum(sizes), 1)
+            sent_s = (made_s + left_s[:-1]).max(initial=sent_s + left_s[0])
             if plan.sharding == "distributed":
                 weights = _list_buckets(costs, plan, parameter_bytes[stage])
                 gathered_s += sum(_time_buckets(costs, plan, "all_gather", weights))
-        end_s = max(end_s, max(computed_s, sent_s) + behind_s[stages].sum() + gathered_s)
+        end_s = max(end_s, max(computed_s, sent_s) + (behind_s + reduce_s)[stages].sum() + gathered_s)
     return first_s + float(end_s)
 
 
@@ -209,9 +223,7 @@ def _order(schedule: Schedule) -> tuple[_Turn, ...]:
     return tuple(turns)
 
 
-def _play(
-    schedule: Schedule, times_s: dict[str, list[float]], send_s: Sequence[float]
-) -> tuple[list[float], dict[int, tuple[float, float]]]:
+def _play(schedule: Schedule, times_s: dict[str, list[float]], send_s: Sequence[float]) -> _Ends:
     """Return when each rank is free and when each stage's last backward began and ended [s].
 
     ``times_s``: of forward and backward on each stage; ``send_s``: of the messages behind each stage but the last.
@@ -407,7 +419,7 @@ class _Held(NamedTuple):
 
     ``in_flight``: micro-batches [states, stages], from ``first_state`` on of each rank [ranks]; ``behind``: behind each
     backward, ``summing``: whether gradients are still added up, ``ran``: whether the backward was the stage's
-    [backwards, stages], from ``first_backward`` on of each rank [ranks].
+    [backwards, stages], from ``first_backward`` on of each rank [ranks]; ``on_rank``: its stages [ranks, stages].
     """
 
     in_flight: Floats
@@ -416,6 +428,7 @@ class _Held(NamedTuple):
     summing: Floats
     ran: Floats
     first_backward: list[int]
+    on_rank: Floats
 
 
 @derived()
@@ -449,17 +462,27 @@ def _count_held(schedule: Schedule) -> _Held:
         backwards += behind
     in_flight = np.array(states, dtype=np.float64)
     kept, open_sums, ran = np.array(backwards, dtype=np.float64).reshape(-1, 3, stages).transpose(1, 0, 2)
-    return _Held(in_flight, first_state, kept, open_sums, ran, first_backward)
+    on_rank = np.eye(schedule.ranks)[:, [at for _, at in sorted(schedule.rank_of_stage.items())]]
+    return _Held(in_flight, first_state, kept, open_sums, ran, first_backward, on_rank)
 
 
-def _count_least_bytes(costs: UnitCosts, plan: Plan, work: UnitWork, begins: Sequence[int], schedule: Schedule) -> int:
-    """Return what the fullest rank holds at least [bytes].
+@derived(lambda plan, samples: (*_key_of_computing(plan, samples), plan.sharding, plan.shards))
+def _count_least_bytes(costs: UnitCosts, plan: Plan, samples: int) -> int:
+    """Return what the fullest rank holds at least [bytes]: where stages of equal time do not fit, those of as many layers are tried."""
+    cuts = [costs.cut(plan.stages)]
+    if plan.pipeline > 1 and (even := costs.cut(plan.stages, BALANCES[1])) != cuts[0]:
+        cuts.append(even)
+    return min(_count_bytes(costs, plan, costs.work_of(plan, samples), cut) for cut in cuts)
+
+
+def _count_bytes(costs: UnitCosts, plan: Plan, work: UnitWork, begins: Sequence[int]) -> int:
+    """Return what the fullest rank holds at least of stages that begin at some units [bytes].
 
     Parameters, state and buffers, with the activations in flight or, after backward, all gradients; main gradients that
     nobody shards all the time. What is computed again needs nothing. Of sharded units the shards alone count, but in a
     pipeline gradients are whole until the last micro-batch, and parameters behind each backward.
     """
-    state, recipe, held = costs.state_of(plan), costs.recipe, _count_held(schedule)
+    state, recipe, held = costs.state_of(plan), costs.recipe, _count_held(plan_schedule(plan))
     shards = plan.shards if plan.shards_units else 1
     # Where main weights are what is sharded, they are a state.
     weights = not (plan.shards_units and recipe.main_parameter_bytes)
@@ -473,10 +496,7 @@ def _count_least_bytes(costs: UnitCosts, plan: Plan, work: UnitWork, begins: Seq
     )
     main = costs.lies_in_buckets(plan) and not plan.shards_units
     buckets = plan.data > 1 and not (plan.shards_units or main)
-    on_rank = np.array(
-        [[at == rank for _, at in sorted(schedule.rank_of_stage.items())] for rank in range(plan.pipeline)]
-    )
-    standing, gradients = on_rank @ standing, on_rank @ gradients
+    standing, gradients = held.on_rank @ standing, held.on_rank @ gradients
     in_flight = np.maximum.reduceat(held.in_flight @ activations, held.first_state)
     comes = in_flight + gradients if main else np.maximum(in_flight, gradients)
     # Of experts the trace does not say which gradient is whose.
