@@ -10,9 +10,9 @@ from bench_commands import PLATFORM, TRACE
 from graphs import RESNET50, VGG13, Model, make_data_parallel_graph, make_model_graph, make_random_messages, make_switch
 from peers import ASTRASIM_LAYERS, ASTRASIM_RING, TRIOSIM_RESNET50, TRIOSIM_VGG13
 from rows import Peer, Row, time_s
+from trioflow.costmodel.choices import DeviceTimes
 from trioflow.costmodel.collectives.model import load_collective_model
-from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.costmodel.files import SHIPPED_MODELS
+from trioflow.costmodel.features import SHIPPED_MODELS
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.engine.result import Summary
 from trioflow.engine.simulate import simulate

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from page_numbers import publish_block
-from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.costmodel.choices import DeviceTimes
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import MICRO_BATCH, Corrections, correct_platform, load_platform
 from trioflow.parallel.plan import make_plan

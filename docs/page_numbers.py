@@ -20,16 +20,23 @@ from trioflow.base.errors import InputError
 from trioflow.base.experiments import UNIT_SHARDINGS, Plan
 from trioflow.base.provenance import atomic_path, digest_file
 from trioflow.costmodel.uncertainty import COVERAGE, LAGS, PARTS, SHORTEST_S, MeasuredSpread
-from trioflow.report.errors import INTERVAL_COVERAGE, summarise_errors
+from trioflow.report.errors import (
+    INTERVAL_COVERAGE,
+    ORACLE,
+    OURS,
+    score_model,
+    score_of,
+    score_published,
+    summarise_errors,
+)
 from trioflow.report.pages import NOTHING, write_markdown, write_percent, write_range, write_signed_percent, write_time
-from trioflow.report.scores import ORACLE, OURS, score_model, score_of, score_published
 from trioflow.report.sections import describe_accuracy, describe_run
 from trioflow.tables import records
 from trioflow_evaluation.clusters.page import score_rates, write_rates_table
 from trioflow_evaluation.drift.judge import JOINT, NAMES, describe_drift, find_error
 from trioflow_evaluation.published.cases import describe_set
 from trioflow_evaluation.published.page import read_aim
-from trioflow_evaluation.validation.aims import SETS, reach_aims
+from trioflow_evaluation.validation.page import SETS, reach_aims
 from trioflow_evaluation.vtrain.model import GROUPS, PLANS, UNCALIBRATED
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import pandas as pd
 from scipy.optimize import least_squares
 from trioflow.costmodel.collectives.model import wire_factor
 from trioflow.costmodel.collectives.platform import load_platform_collectives
-from trioflow.costmodel.files import SHIPPED_MODELS
+from trioflow.costmodel.features import SHIPPED_MODELS
 from trioflow.network.across_nodes import GroupPlacement, NodeNetwork, take_network
 
 FOLDERS = {

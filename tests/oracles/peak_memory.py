@@ -25,7 +25,7 @@ import pandas as pd
 from trioflow.base.errors import MeasurementError
 from trioflow.base.experiments import UNIT_SHARDINGS, Plan
 from trioflow.base.provenance import read_json, write_json
-from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.costmodel.choices import DeviceTimes
 from trioflow.costmodel.features import OperatorModel
 from trioflow.prediction.assembly import build_graph
 from trioflow.trace.store import Trace

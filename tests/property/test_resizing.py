@@ -8,7 +8,7 @@ import pytest
 from fuzz import SHARE
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trioflow.costmodel.device_times import choose_operator_model
+from trioflow.costmodel.choices import choose_operator_model
 from trioflow.costmodel.features import FEATURES, resize_batch
 from trioflow.costmodel.operators.curves import FORMS, Curve
 from trioflow.costmodel.operators.model import OperatorCostModel, Resizing, load_shipped_models, rescale_rows

@@ -10,7 +10,7 @@ from refitted import assert_refitted
 from trioflow import tables
 from trioflow.costmodel.collectives.model import wire_factor
 from trioflow.costmodel.collectives.platform import METHODS
-from trioflow.costmodel.files import SHIPPED_MODELS
+from trioflow.costmodel.features import SHIPPED_MODELS
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow_evaluation.fits.collectives import (
     BASELINES,

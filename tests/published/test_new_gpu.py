@@ -9,11 +9,11 @@ from judged import read_or_make
 from mirror import find_public
 from refitted import CLOSE
 from trioflow import tables
-from trioflow.costmodel.device_times import times_interval
+from trioflow.costmodel.choices import times_interval
 from trioflow.costmodel.new_gpu.carry import load_new_gpu_model, retime_trace
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow.hardware.machine import find_device
-from trioflow.report.scores import score_cases
+from trioflow.report.errors import score_cases
 from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.importers.triosim import import_triosim
 from trioflow_evaluation.fits.new_gpu import PublicPairs, fit_new_gpu_model

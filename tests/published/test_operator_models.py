@@ -12,13 +12,12 @@ from mirror import find_public
 from refitted import assert_refitted
 from trioflow import tables
 from trioflow.base.provenance import read_json
-from trioflow.costmodel.features import resize_batch
-from trioflow.costmodel.files import SHIPPED_MODELS
+from trioflow.costmodel.features import SHIPPED_MODELS, resize_batch
 from trioflow.costmodel.fits.operators import DeviceData, fit_device_data
 from trioflow.costmodel.operators.curves import sized_rows
 from trioflow.costmodel.operators.model import OperatorCostModel, load_shipped_models
 from trioflow.datasets.catalogue import MODEL_TABLES
-from trioflow.report.scores import score_cases
+from trioflow.report.errors import score_cases
 from trioflow_evaluation.fits.operator_baselines import ProportionalModel
 from trioflow_evaluation.fits.operators import (
     TEST,

@@ -11,7 +11,7 @@ from trioflow import tables
 from trioflow.costmodel.uncertainty import load_band, load_residuals
 from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
 from trioflow.parallel.plan import named_plan
-from trioflow.report.scores import list_scaling, score_published
+from trioflow.report.errors import list_scaling, score_published
 from trioflow.tables import PUBLISHED_CASES
 from trioflow.trace.importers.triosim import read_triosim
 from trioflow_evaluation.published.cases import SETS, load_published_rows, rows_of_set

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from judged import read_or_make
 from trioflow import tables
-from trioflow.report.scores import share_in_order
+from trioflow.report.errors import share_in_order
 from trioflow_evaluation.vtrain.judge import IN_PLACE, LEFT_OUT, leave_out, number_groups, predict_ridge
 from trioflow_evaluation.vtrain.model import WAITS, StepModel, check_composition, read_all_reduces, read_iteration_times
 

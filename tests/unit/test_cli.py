@@ -30,7 +30,7 @@ from trioflow.cli.output import number
 from trioflow.cli.traces import SHIPPED_WORKLOADS
 from trioflow.costmodel.collectives.model import COLLECTIVES
 from trioflow.costmodel.collectives.platform import METHODS, NcclMachine
-from trioflow.costmodel.files import SHIPPED_MODELS
+from trioflow.costmodel.features import SHIPPED_MODELS
 from trioflow.costmodel.fits.collectives import fit_platform_collectives
 from trioflow.trace.store import save_trace, shipped_traces
 

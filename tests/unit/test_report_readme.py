@@ -12,9 +12,8 @@ from report_run import PLANS, experiments_of, write_run
 from trioflow.base.errors import InputError
 from trioflow.base.experiments import Plan
 from trioflow.costmodel.uncertainty import load_spreads
-from trioflow.report.errors import build_error_table
+from trioflow.report.errors import build_error_table, score_cases
 from trioflow.report.inputs import load_report_inputs
-from trioflow.report.scores import score_cases
 
 ROOT = Path(__file__).parents[2]
 ROWS = {row["plan"]: Plan(**row) for row in PLANS}

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from trioflow.report.errors import share_in_order
 from trioflow.report.pages import NOTHING, Field, numbers, render_records, words, write_percent
-from trioflow.report.scores import share_in_order
 
 _COLUMNS = {
     "cases": ("cases", "", "how many", "count"),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 from trioflow import tables
-from trioflow.report.scores import CASE_SCORES, COUNTS
+from trioflow.report.errors import CASE_SCORES, COUNTS
 from trioflow.tables import column
 from trioflow.tables.schemas import read_schemas
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError
-from trioflow.costmodel.device_times import choose_operator_model, find_mask
+from trioflow.costmodel.choices import choose_operator_model, find_mask
 from trioflow.costmodel.operators.model import load_shipped_models
 from trioflow.costmodel.operators.precision import (
     BACKWARD_FLOP,

@@ -28,7 +28,7 @@ from trioflow.costmodel.collectives.model import (
     wire_factor,
 )
 from trioflow.costmodel.collectives.platform import load_platform_collectives
-from trioflow.costmodel.files import SHIPPED_MODELS
+from trioflow.costmodel.features import SHIPPED_MODELS
 from trioflow.costmodel.fits.collectives import fit_collective_model
 from trioflow.costmodel.fits.curves import fit_class_curves, fit_curve
 from trioflow.costmodel.fits.operators import LEFT_OUT_OPERATORS, fit_bands, fit_step_band

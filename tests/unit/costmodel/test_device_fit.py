@@ -90,7 +90,7 @@ def test_single_operators_shape_a_curve_and_leave_its_level():
     joined = rows.unique[(rows.unique["operator_class"] == "gemm").to_numpy()]
     forward = joined[(joined["phase"] == "forward").to_numpy()]
     curve = curves["gemm", "forward"]
-    from trioflow.costmodel.operators.products import work_matrix
+    from trioflow.costmodel.operators.curves import work_matrix
 
     guessed = curve.predict(work_matrix(forward)) @ forward["count"].to_numpy(float)
     known = (forward["time_s"] * forward["count"]).sum()

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError, PlatformError
-from trioflow.costmodel.device_times import load_overrides, nearest_model, prepare_device_times, times_interval
+from trioflow.costmodel.choices import load_overrides, nearest_model, prepare_device_times, times_interval
 from trioflow.costmodel.fits.operators import fit_device_model
 from trioflow.costmodel.operators.curves import sized_rows
 from trioflow.hardware.machine import find_device

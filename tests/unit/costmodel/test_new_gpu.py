@@ -17,7 +17,7 @@ import pytest
 import yaml
 from trioflow.base.errors import InputError, PlatformError, TableError, TraceError
 from trioflow.base.yaml_files import read_yaml
-from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.costmodel.choices import DeviceTimes
 from trioflow.costmodel.new_gpu.carry import (
     NewGpuBand,
     NewGpuModel,

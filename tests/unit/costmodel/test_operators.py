@@ -37,9 +37,8 @@ from trioflow.costmodel.features import (
 )
 from trioflow.costmodel.fits.curves import choose_least, collect_rows, pair_rows, solve_nonnegative, split_groups
 from trioflow.costmodel.fits.operators import GPU_METHODS, METHOD_NAMES, METHODS, fit_named_model
-from trioflow.costmodel.operators.curves import rounded
+from trioflow.costmodel.operators.curves import PRODUCTS, product_columns, rounded, scale_products
 from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model
-from trioflow.costmodel.operators.products import PRODUCTS, product_columns, scale_products
 from trioflow_evaluation.fits.operator_baselines import ProportionalModel, batch_ratio, fit_recorded
 
 from costmodel.gpu_synthetic import make_gpu_trace, make_gpu_traces, make_step

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError
-from trioflow.costmodel.device_times import apply_overrides, load_overrides
+from trioflow.costmodel.choices import apply_overrides, load_overrides
 
 OPERATORS = pd.DataFrame(
     {

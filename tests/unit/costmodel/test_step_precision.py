@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError
-from trioflow.costmodel.device_times import PREDICTED, choose_operator_model, time_trace, times_interval
+from trioflow.costmodel.choices import PREDICTED, choose_operator_model, time_trace, times_interval
 from trioflow.costmodel.fits.operators import fit_device_model
 from trioflow.costmodel.new_gpu.carry import derive_operator_model
-from trioflow.costmodel.operators.curves import sized_rows
+from trioflow.costmodel.operators.curves import PRODUCTS, sized_rows
 from trioflow.costmodel.operators.model import load_shipped_models, roofline_times
 from trioflow.costmodel.operators.precision import (
     class_precision,
@@ -26,7 +26,6 @@ from trioflow.costmodel.operators.precision import (
     nearest_table,
     sustained_time,
 )
-from trioflow.costmodel.operators.products import PRODUCTS
 from trioflow.costmodel.uncertainty import (
     ANCHOR_WAYS,
     SHIPPED_BAND,

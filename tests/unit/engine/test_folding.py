@@ -16,8 +16,7 @@ from oracles.fold_tables import fold_tables
 from oracles.plain_engine import PlainFairShareNetwork
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.costmodel.collectives.model import load_collective_model
-from trioflow.costmodel.features import OperatorModel
-from trioflow.costmodel.files import SHIPPED_MODELS
+from trioflow.costmodel.features import SHIPPED_MODELS, OperatorModel
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.costmodel.uncertainty import Uncertainty
 from trioflow.engine.folding import fold as folding

@@ -1,6 +1,6 @@
 import pyarrow as pa
 import pytest
-from trioflow.report.scores import CASE_SCORES
+from trioflow.report.errors import CASE_SCORES
 from trioflow_evaluation.tables import HOP, SCHEMAS, SUMMARY, WAFER
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from same_model import ProportionalModel
 from trioflow import tables
-from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.costmodel.choices import DeviceTimes
 from trioflow.engine.simulate import simulate
 from trioflow.export import step_files
 from trioflow.export.step_files import count_memory, write_perfetto, write_simulation

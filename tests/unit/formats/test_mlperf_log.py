@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from trioflow.base.errors import InputError
 from trioflow.cli.main import main
-from trioflow.formats.run_log import read_logged_steps
+from trioflow.formats.logs import read_logged_steps
 
 ALONE = "gpt2-tiny-b8 --platform cpu2-gloo"
 HEADER = "case\tsimulate\tmeasured_ms\tsource"

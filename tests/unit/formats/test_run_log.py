@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from trioflow.base.errors import InputError
-from trioflow.formats.run_log import read_logged_steps
+from trioflow.formats.logs import read_logged_steps
 
 MEGATRON = (
     " [2026-01-01 00:00:00] iteration {:8d}/    5000 | consumed samples:          128 | elapsed time per iteration (ms): {} |"

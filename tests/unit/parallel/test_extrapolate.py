@@ -23,7 +23,7 @@ from same_model import ProportionalModel
 from trioflow import load_named_platform, load_trace, predict
 from trioflow.base.errors import PlanError
 from trioflow.base.precision_recipes import MEGATRON, NANOTRON
-from trioflow.costmodel.device_times import find_launch_s, host_times
+from trioflow.costmodel.choices import find_launch_s, host_times
 from trioflow.costmodel.features import resize_batch
 from trioflow.costmodel.uncertainty import combine_intervals
 from trioflow.engine.simulate import simulate

@@ -19,10 +19,8 @@ from same_model import ProportionalModel
 from trioflow import tables
 from trioflow.base.derived import Derives, derived
 from trioflow.base.errors import InputError, PlanError
-from trioflow.costmodel.choices import choose_times, load_named_platform
-from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.costmodel.features import OperatorModel
-from trioflow.costmodel.files import SHIPPED_MODELS
+from trioflow.costmodel.choices import DeviceTimes, choose_times, load_named_platform
+from trioflow.costmodel.features import SHIPPED_MODELS, OperatorModel
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.model_graph import ModelGraph

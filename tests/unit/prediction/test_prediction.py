@@ -10,7 +10,7 @@ from trioflow.base.errors import InputError
 from trioflow.base.provenance import PACKAGE, read_json, write_json
 from trioflow.cli import main
 from trioflow.costmodel.choices import choose_times, load_named_platform
-from trioflow.costmodel.files import SHIPPED_MODELS
+from trioflow.costmodel.features import SHIPPED_MODELS
 from trioflow.export.step_files import simulate_experiment
 from trioflow.parallel.extrapolate import extrapolate_experiment, phase_times
 from trioflow.parallel.plan import make_plan, named_plan

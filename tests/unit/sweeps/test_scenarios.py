@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from trioflow.base.errors import PlatformError, TraceError
 from trioflow.cli import main
-from trioflow.costmodel.device_times import number_rows, rescale_distinct
+from trioflow.costmodel.choices import number_rows, rescale_distinct
 from trioflow.costmodel.uncertainty import AnchoredModel, StepAnchor
 from trioflow.sweeps.description import fill_values
 from trioflow.sweeps.scenarios import INFEASIBLE, OK, OUT_OF_MEMORY, PredictionCache, draw_scales

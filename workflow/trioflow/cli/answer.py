@@ -37,7 +37,7 @@ from trioflow.cli.output import (
     write_output,
     write_page,
 )
-from trioflow.costmodel.device_times import write_operator_times
+from trioflow.costmodel.choices import write_operator_times
 from trioflow.costmodel.features import classify
 from trioflow.engine.compiled.run import has_numba
 from trioflow.hardware.machine import Device

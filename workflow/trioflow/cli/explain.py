@@ -29,16 +29,14 @@ from trioflow.cli.output import (
     list_forms,
     write_output,
 )
-from trioflow.costmodel.choices import find_platform, load_named_platform
-from trioflow.costmodel.device_times import find_launch_s
-from trioflow.formats.nccl_tests import import_nccl_tests
-from trioflow.formats.run_log import LoggedSteps, read_logged_steps
+from trioflow.costmodel.choices import find_launch_s, find_platform, load_named_platform
+from trioflow.formats.logs import LoggedSteps, import_nccl_tests, read_logged_steps
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import EXCHANGE, MICRO_BATCH, Corrections, correct_platform, save_corrected
 from trioflow.network.collectives import CollectivePlanner, compute_wire_bytes
 from trioflow.prediction.assembly import Prediction, choose_collectives, predict
 from trioflow.prediction.explain import Explanation, MeasuredTime, explain
-from trioflow.report.scores import score_cases
+from trioflow.report.errors import score_cases
 from trioflow.trace.facts import UNTIMED
 from trioflow.trace.importers.detect import import_trace
 from trioflow.trace.importers.sources import ImportOptions

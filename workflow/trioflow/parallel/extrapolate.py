@@ -1,7 +1,7 @@
 """Build the task graph of every rank from the trace of one and a plan; `extrapolate` is the door.
 
 In: the operators of one rank's step with their times on the device that is asked about (recorded, or predicted by
-``costmodel.device_times``), a plan, a batch and a platform. Out: a `TaskGraph` (of representatives where ranks do the
+``costmodel.choices``), a plan, a batch and a platform. Out: a `TaskGraph` (of representatives where ranks do the
 same) whose metadata hold memory and how far compute may be off. Collectives and messages have sizes here and no times:
 ``network`` gives them.
 
@@ -25,8 +25,7 @@ from trioflow.base.precision_recipes import MEGATRON
 from trioflow.base.provenance import read_json
 from trioflow.base.runs import find_firsts, number_keys
 from trioflow.base.units import format_bytes, ns_to_s, s_to_ns
-from trioflow.costmodel.choices import choose_times
-from trioflow.costmodel.device_times import find_launch_s, mention_launches, times_interval
+from trioflow.costmodel.choices import choose_times, find_launch_s, mention_launches, times_interval
 from trioflow.costmodel.features import OperatorModel
 from trioflow.costmodel.uncertainty import (
     ALONE,

@@ -1,7 +1,7 @@
 """The operators that a plan starts from, and their times at other sizes: what grows with the batch, what stays.
 
 Of several traces `choose_reference` takes the batch nearest to what is needed. Their times are recorded, or those that
-``costmodel.device_times`` predicted for another device, which stand in the same columns. `PricedModel` resizes them with
+``costmodel.choices`` predicted for another device, which stand in the same columns. `PricedModel` resizes them with
 a cost model. Parameters, gradients, optimizer state and the operators on them never scale with the batch; activations
 do. The operator table keeps the two parts apart.
 """
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trioflow.base.columns import Columns, Texts
 from trioflow.base.derived import Derives, derived
 from trioflow.base.errors import PlanError, TraceError
-from trioflow.costmodel.device_times import host_times, rescale_distinct
+from trioflow.costmodel.choices import host_times, rescale_distinct
 from trioflow.costmodel.features import WORK, OperatorModel, price_columns, resize_batch
 from trioflow.parallel.model_graph import ModelGraph, of_model
 from trioflow.parallel.splits.tensor_split import Shares, TensorSplit, scale_operator_rows

@@ -26,9 +26,8 @@ from trioflow.base.errors import InputError
 from trioflow.base.experiments import Plan
 from trioflow.base.plugins import load_plugin
 from trioflow.base.units import format_apart, format_bytes, format_time
-from trioflow.costmodel.choices import MEASURED, find_collectives, load_collectives
+from trioflow.costmodel.choices import MEASURED, DeviceTimes, find_collectives, load_collectives
 from trioflow.costmodel.collectives.platform import PlatformCollectives
-from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.costmodel.uncertainty import Spread, choose_spread, draw_normals, find_worst, load_calibration
 from trioflow.engine.program import Floats, Ints
 from trioflow.engine.result import Drawn, DrawnGraph, Result, Summary, check_size

@@ -5,8 +5,7 @@ import pandas as pd
 from trioflow.base.errors import PlatformError
 from trioflow.base.provenance import read_json, read_table
 from trioflow.base.units import format_time
-from trioflow.costmodel.choices import find_collectives
-from trioflow.costmodel.device_times import measured_chips
+from trioflow.costmodel.choices import find_collectives, measured_chips
 from trioflow.costmodel.operators.model import load_shipped_models
 from trioflow.hardware.machine import Platform, is_processor
 from trioflow.hardware.platform import list_platforms, load_platform

@@ -12,8 +12,7 @@ from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.precision_recipes import DEFAULT_RECIPE, RECIPE_NAMES
 from trioflow.base.settings import OPTIMIZERS
-from trioflow.costmodel.choices import choose_times, find_own_model
-from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.costmodel.choices import DeviceTimes, choose_times, find_own_model
 from trioflow.costmodel.uncertainty import RATIO, TIMER, UNANCHORED, Anchoring, Spread, check_draws
 from trioflow.engine.simulate import SimulationOptions
 from trioflow.hardware.machine import DeviceSheet, Platform

@@ -22,6 +22,7 @@ from trioflow.report.attribution import (
     REMAINDER,
     SENSITIVITY,
 )
+from trioflow.report.errors import OURS, SCORES, score_model
 from trioflow.report.pages import (
     Cell,
     count_cell,
@@ -37,7 +38,6 @@ from trioflow.report.pages import (
     write_percent,
     write_signed,
 )
-from trioflow.report.scores import OURS, SCORES, score_model
 from trioflow.tables import meanings
 
 PARTS = (COMPUTE, COMMUNICATION, OVERLAP, HOST, REMAINDER)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError, TraceError
 from trioflow.base.units import ns_to_s
-from trioflow.costmodel.device_times import PREDICTED, find_launch_s, host_times, mention_launches, times_interval
+from trioflow.costmodel.choices import PREDICTED, find_launch_s, host_times, mention_launches, times_interval
 from trioflow.costmodel.uncertainty import ALONE, COLLECTIVES, Uncertainty, combine_intervals, least_half_width
 from trioflow.parallel.extrapolate import phase_times, repeat_interval
 from trioflow.parallel.plan import AS_TRACED, make_plan

@@ -21,8 +21,7 @@ from trioflow.base.derived import Derives, derived
 from trioflow.base.errors import InputError, TrioflowError, spell_keywords
 from trioflow.base.experiments import Plan
 from trioflow.base.units import format_apart, format_time
-from trioflow.costmodel.choices import find_own_model
-from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.costmodel.choices import DeviceTimes, find_own_model
 from trioflow.hardware.machine import DeviceSheet, Platform
 from trioflow.network.across_nodes import INTER_NODE, open_platform
 from trioflow.parallel.model_graph import ModelGraph

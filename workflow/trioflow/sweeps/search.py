@@ -20,8 +20,7 @@ from trioflow.base.arguments import check_argument, check_names, show_fields
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.units import format_apart
-from trioflow.costmodel.choices import find_own_model, read_gpus
-from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.costmodel.choices import DeviceTimes, find_own_model, read_gpus
 from trioflow.costmodel.uncertainty import CONFIDENCES
 from trioflow.formats.launch import FRAMEWORKS, express
 from trioflow.hardware.machine import Platform

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from trioflow.base.derived import Derives, derived
 from trioflow.base.experiments import Plan
 from trioflow.base.precision_recipes import PrecisionRecipe
-from trioflow.costmodel.device_times import DeviceTimes, find_launch_s, host_times
+from trioflow.costmodel.choices import DeviceTimes, find_launch_s, host_times
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.network.collectives import CollectiveCost, CollectivePlanner
 from trioflow.network.networks import FlowShape

@@ -27,7 +27,7 @@ from trioflow.base.errors import InputError, TrioflowError
 from trioflow.base.experiments import Plan
 from trioflow.base.precision_recipes import NANOTRON
 from trioflow.base.units import BYTES_PER_GIB
-from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.costmodel.choices import DeviceTimes
 from trioflow.engine.compiled.run import load_kernels
 from trioflow.hardware.machine import InterNode, Platform
 from trioflow.hardware.platform import load_platform

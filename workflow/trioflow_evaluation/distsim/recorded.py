@@ -23,7 +23,7 @@ from trioflow.base.errors import InputError
 from trioflow.base.experiments import Plan
 from trioflow.base.provenance import read_json
 from trioflow.base.units import NS_PER_S
-from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.costmodel.choices import DeviceTimes
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.measure.records import MARKED, PROFILED, STEP_MARK

@@ -24,7 +24,7 @@ from trioflow.tables import records
 
 from trioflow_evaluation.figures.catalogue import PAPER, PIPELINE, SINGLE, find_family, name_plan, read_short_plan
 from trioflow_evaluation.tables import MEASURED_HERE, MEASURED_PUBLIC, ONLY_SIMULATED
-from trioflow_evaluation.validation.aims import SETS
+from trioflow_evaluation.validation.page import SETS
 
 HOST = "host"
 """Kind of the tasks that keep no device busy."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from trioflow.base.errors import InputError
-from trioflow.costmodel.device_times import nearest_model
+from trioflow.costmodel.choices import nearest_model
 from trioflow.costmodel.features import FEATURES, Floats, base_class, resize_batch
 from trioflow.costmodel.fits.operators import MIN_RESIDUALS, fit_step_band
 from trioflow.costmodel.new_gpu.carry import ASSUMED, NewGpuBand, NewGpuModel, derive_operator_model, floor_of
@@ -34,9 +34,8 @@ from trioflow.costmodel.new_gpu.rules import (
     list_rules,
     size_rows,
 )
-from trioflow.costmodel.operators.curves import ANY, rounded
+from trioflow.costmodel.operators.curves import ANY, PRODUCTS, rounded
 from trioflow.costmodel.operators.model import OperatorCostModel
-from trioflow.costmodel.operators.products import PRODUCTS
 from trioflow.costmodel.uncertainty import COVERAGE, SHORTEST_S, StepBand, student_quantile
 from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
 from trioflow.hardware.machine import FALLBACK_PRECISION, DeviceSheet, find_device, list_devices, load_device

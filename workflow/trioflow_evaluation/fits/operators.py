@@ -25,18 +25,19 @@ import pandas as pd
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import digest_file, write_json
 from trioflow.base.units import us_to_ns
-from trioflow.costmodel.features import FEATURES, Floats
-from trioflow.costmodel.files import to_json
+from trioflow.costmodel.features import FEATURES, Floats, to_json
 from trioflow.costmodel.fits.curves import SHORTEST_S, choose_least, solve_nonnegative, split_groups
 from trioflow.costmodel.fits.operators import DeviceData, DeviceLimits, drop_equal, fit_device_data, fit_device_model
 from trioflow.costmodel.operators.curves import (
     NO_TILES,
+    PRODUCTS,
     TILE_SETS,
     Curve,
     fill_device,
     join_times,
     problem_sizes,
     rounded,
+    work_matrix,
 )
 from trioflow.costmodel.operators.model import OperatorCostModel
 from trioflow.costmodel.operators.precision import (
@@ -51,7 +52,6 @@ from trioflow.costmodel.operators.precision import (
     TensorTables,
     attention_terms,
 )
-from trioflow.costmodel.operators.products import PRODUCTS, work_matrix
 from trioflow.costmodel.uncertainty import COVERAGE
 from trioflow.datasets.catalogue import (
     HALF_ATTENTION,

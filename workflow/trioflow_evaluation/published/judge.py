@@ -32,11 +32,15 @@ from trioflow.base.experiments import Import, Plan, as_rows, load_imports
 from trioflow.base.provenance import read_json, read_table
 from trioflow.base.settings import suggest_name
 from trioflow.base.units import ms_to_s
-from trioflow.costmodel.choices import Collectives, find_collectives, load_collectives
+from trioflow.costmodel.choices import (
+    Collectives,
+    DeviceTimes,
+    find_collectives,
+    load_collectives,
+    prepare_device_times,
+)
 from trioflow.costmodel.collectives.platform import PlatformCollectives
-from trioflow.costmodel.device_times import DeviceTimes, prepare_device_times
-from trioflow.costmodel.features import Floats, OperatorModel, class_of_name, resize_batch
-from trioflow.costmodel.files import SHIPPED_MODELS
+from trioflow.costmodel.features import SHIPPED_MODELS, Floats, OperatorModel, class_of_name, resize_batch
 from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model
 from trioflow.costmodel.uncertainty import (
     ALONE,
@@ -64,7 +68,7 @@ from trioflow.prediction.assembly import Prediction, predict, predict_step, prep
 from trioflow.prediction.question import CLOSED_FORM, Options, resolve
 from trioflow.prediction.step import Step
 from trioflow.report.attribution import CAUSES, GROWTH, ScaledCollectives, Settings
-from trioflow.report.scores import list_scaling
+from trioflow.report.errors import list_scaling
 from trioflow.tables import FLOAT, INT, TEXT, column, records
 from trioflow.trace.importers.detect import import_row
 from trioflow.trace.store import Trace, tensor_bytes

@@ -23,6 +23,7 @@ from trioflow.report.attribution_section import (
     score_cell,
     summarise_changes,
 )
+from trioflow.report.errors import MODELS, ORACLE, OURS, SCORES, list_scaling, score_of, score_published
 from trioflow.report.pages import (
     NOTHING,
     Cell,
@@ -44,7 +45,6 @@ from trioflow.report.pages import (
     write_signed_percent,
     write_time,
 )
-from trioflow.report.scores import MODELS, ORACLE, OURS, SCORES, list_scaling, score_of, score_published
 
 from trioflow_evaluation.drawing import draw_lines, draw_panels
 from trioflow_evaluation.evaluate import Reached

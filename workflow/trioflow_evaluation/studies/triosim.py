@@ -22,7 +22,7 @@ from trioflow import tables
 from trioflow.base.errors import SimulationError
 from trioflow.base.provenance import PACKAGE, stamp
 from trioflow.base.units import ns_to_s
-from trioflow.costmodel.device_times import DeviceTimes, prepare_device_times
+from trioflow.costmodel.choices import DeviceTimes, prepare_device_times
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.engine.compiled.run import is_repaid, run_program, supports
 from trioflow.engine.program import Program, build_program

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 from trioflow.costmodel.features import FEATURES, Floats
 from trioflow.costmodel.new_gpu.rules import device_rates
-from trioflow.costmodel.operators.products import read_columns
+from trioflow.costmodel.operators.curves import read_columns
 from trioflow.hardware.machine import DeviceSheet
 
 Predicted = tuple[Floats, npt.NDArray[np.bool_]]

@@ -36,8 +36,8 @@ from trioflow.base.provenance import read_own_table
 from trioflow.base.units import ms_to_s, ns_to_s
 from trioflow.costmodel.collectives.model import count_steps, wire_factor
 from trioflow.costmodel.features import FEATURES, Floats
+from trioflow.costmodel.operators.curves import PRODUCTS
 from trioflow.costmodel.operators.precision import ProductTable, load_tensor_tables
-from trioflow.costmodel.operators.products import PRODUCTS
 from trioflow.engine.program import Ints
 from trioflow.engine.result import DrawnGraph
 from trioflow.hardware.machine import load_device

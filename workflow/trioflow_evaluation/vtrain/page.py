@@ -12,6 +12,7 @@ from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.report import style
 from trioflow.report.attribution_section import score_cell
+from trioflow.report.errors import ORACLE, OURS, SCORES, score_of, score_published
 from trioflow.report.pages import NOTHING as DASH
 from trioflow.report.pages import (
     Cell,
@@ -28,7 +29,6 @@ from trioflow.report.pages import (
     write_page,
     write_percent,
 )
-from trioflow.report.scores import ORACLE, OURS, SCORES, score_of, score_published
 
 from trioflow_evaluation.chances import measure_miss, render_chances
 from trioflow_evaluation.drawing import draw_panels

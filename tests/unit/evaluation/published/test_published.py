@@ -24,8 +24,8 @@ from trioflow.hardware.machine import load_device
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.report.attribution import CAUSES
 from trioflow.report.attribution_section import draw_tornado, summarise_changes
+from trioflow.report.errors import APART, list_plan_pairs, list_scaling, score_published
 from trioflow.report.pages import write_time
-from trioflow.report.scores import APART, list_plan_pairs, list_scaling, score_published
 from trioflow.report.style import save_figure
 from trioflow.trace.store import Trace, load_trace
 from trioflow_evaluation.published.cases import (

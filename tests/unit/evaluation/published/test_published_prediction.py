@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from trioflow.costmodel.choices import DeviceTimes
 from trioflow.costmodel.collectives.platform import load_platform_collectives
-from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.costmodel.files import SHIPPED_MODELS
+from trioflow.costmodel.features import SHIPPED_MODELS
 from trioflow.costmodel.operators.model import load_shipped_models
 from trioflow.hardware.platform import load_platform
 from trioflow.report.attribution import CHANGES, ScaledCollectives, Settings, explain_cases

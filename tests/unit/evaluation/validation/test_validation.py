@@ -14,12 +14,11 @@ import pytest
 from test_report_page import Page
 from trioflow import tables
 from trioflow.base.errors import InputError, TableError
-from trioflow.report.scores import score_cases
+from trioflow.report.errors import score_cases
 from trioflow_evaluation.tables import SUMMARY
-from trioflow_evaluation.validation.aims import AIMS, SETS, reach_aims, select_cases, split_error
 from trioflow_evaluation.validation.operators import GROUPS, RANK_CASES
 from trioflow_evaluation.validation.operators import SET as COLLECTIVES
-from trioflow_evaluation.validation.page import build_validation_page
+from trioflow_evaluation.validation.page import AIMS, SETS, build_validation_page, reach_aims, select_cases, split_error
 
 from evaluation.validation.validation_cases import A100, H100, make_cases, write_files
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError
-from trioflow.report.scores import score_published
+from trioflow.report.errors import score_published
 from trioflow.sweeps.search_space import RankedStep, probability_faster
 from trioflow.tables import PUBLISHED_CASES, write_table
 from trioflow_evaluation.chances import measure_miss, render_chances

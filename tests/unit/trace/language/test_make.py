@@ -7,7 +7,7 @@ from same_model import ProportionalModel
 from same_step import assert_same_step, category_bytes
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.precision_recipes import RECIPES
-from trioflow.costmodel.device_times import PREDICTED, host_times
+from trioflow.costmodel.choices import PREDICTED, host_times
 from trioflow.formats.megatron import read_megatron
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan

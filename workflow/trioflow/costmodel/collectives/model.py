@@ -18,8 +18,7 @@ import numpy as np
 from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import read_json, stamp, write_json
-from trioflow.costmodel.features import Floats
-from trioflow.costmodel.files import SHIPPED_MODELS, from_json, read_model_file, rows_from_json, rows_to_json
+from trioflow.costmodel.features import SHIPPED_MODELS, Floats, from_json, read_model_file, rows_from_json, rows_to_json
 from trioflow.costmodel.uncertainty import ASSUMED_FACTOR, WIDEST_LOG
 
 INTERPOLATIONS = ("log", "linear")

@@ -30,8 +30,7 @@ from trioflow.costmodel.collectives.model import (
     extend,
     wire_factor,
 )
-from trioflow.costmodel.features import Floats
-from trioflow.costmodel.files import from_json, read_model_file, rows_from_json, rows_to_json, to_json
+from trioflow.costmodel.features import Floats, from_json, read_model_file, rows_from_json, rows_to_json, to_json
 from trioflow.costmodel.uncertainty import ASSUMED_BAND, WIDEST_LOG, Interval
 
 _CONSTANTS = PACKAGE / "data" / "nccl_constants.json"

@@ -26,6 +26,7 @@ from trioflow.costmodel.operators.curves import (
     KERNELS,
     MOST_SPLITS,
     NOTHING_S,
+    PRODUCTS,
     SIZES,
     SPLITS,
     TILE_SETS,
@@ -40,8 +41,8 @@ from trioflow.costmodel.operators.curves import (
     recorded_times,
     sized_rows,
     tile_costs,
+    work_matrix,
 )
-from trioflow.costmodel.operators.products import PRODUCTS, work_matrix
 
 Indices = NDArray[np.int64]
 
@@ -172,7 +173,7 @@ class Sample:
     """What a curve is fitted to."""
 
     # Shape (n, 3), n at least 1: flop [flop], read and written bytes [bytes]; or (n, 11) with the
-    # columns ``products.PRODUCTS``.
+    # columns ``curves.PRODUCTS``.
     features: Floats
     time_s: Floats  # Shape (n,), recorded times [s]
     # Shape (n,), how much each squared relative error counts; 1 by default.

@@ -40,9 +40,18 @@ from trioflow.costmodel.fits.curves import (
     split_groups,
     trace_names,
 )
-from trioflow.costmodel.operators.curves import ANY, ClassCurve, Key, lookup_order, predict_rows, rounded, sized_rows
+from trioflow.costmodel.operators.curves import (
+    ANY,
+    PRODUCT_CLASSES,
+    ClassCurve,
+    Key,
+    lookup_order,
+    predict_rows,
+    rounded,
+    sized_rows,
+    work_matrix,
+)
 from trioflow.costmodel.operators.model import OperatorCostModel
-from trioflow.costmodel.operators.products import PRODUCT_CLASSES, work_matrix
 from trioflow.costmodel.uncertainty import (
     ASSUMED,
     ASSUMED_FACTOR,

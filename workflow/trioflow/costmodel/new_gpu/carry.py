@@ -20,8 +20,18 @@ from trioflow.base.errors import InputError, TraceError
 from trioflow.base.provenance import stamp, write_json
 from trioflow.base.settings import PRECISIONS
 from trioflow.base.units import NS_PER_S
-from trioflow.costmodel.features import FEATURES, Floats, RowCostModel, RowModel, Rows, Table, as_given
-from trioflow.costmodel.files import SHIPPED_MODELS, read_model_file, to_json
+from trioflow.costmodel.features import (
+    FEATURES,
+    SHIPPED_MODELS,
+    Floats,
+    RowCostModel,
+    RowModel,
+    Rows,
+    Table,
+    as_given,
+    read_model_file,
+    to_json,
+)
 from trioflow.costmodel.new_gpu.rules import DEFAULT_RULE, Exponents, apply_rule, class_key, size_rows
 from trioflow.costmodel.operators.curves import ANY, NOTHING_S, sized_rows
 from trioflow.costmodel.operators.model import rescale_rows, resize_rows, with_times

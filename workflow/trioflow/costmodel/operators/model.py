@@ -21,13 +21,25 @@ import numpy as np
 from trioflow.base.columns import Columns, as_texts
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import stamp, write_json
-from trioflow.costmodel.features import FEATURES, Floats, RowCostModel, Rows, base_class, feature_matrix
-from trioflow.costmodel.files import SHIPPED_MODELS, from_json, read_model_file, to_json
+from trioflow.costmodel.features import (
+    FEATURES,
+    SHIPPED_MODELS,
+    Floats,
+    RowCostModel,
+    Rows,
+    base_class,
+    feature_matrix,
+    from_json,
+    read_model_file,
+    to_json,
+)
 from trioflow.costmodel.new_gpu.rules import CARRY_OVER, TENSOR_CLASSES, device_rates, roofline_s
 from trioflow.costmodel.operators.curves import (
     ANY,
     CALLS,
+    FLOP_TOLERANCE,
     NOTHING_S,
+    PRODUCTS,
     ClassCurve,
     Flags,
     Key,
@@ -36,10 +48,11 @@ from trioflow.costmodel.operators.curves import (
     find_class,
     load_small_kernels,
     predict_rows,
+    read_columns,
     recorded_times,
+    scale_products,
     sized_rows,
 )
-from trioflow.costmodel.operators.products import FLOP_TOLERANCE, PRODUCTS, read_columns, scale_products
 from trioflow.costmodel.uncertainty import WIDEST_FACTOR, Band, StepBand, find_band, log_distance
 from trioflow.hardware.machine import FALLBACK_PRECISION, DeviceSheet, find_sheet
 

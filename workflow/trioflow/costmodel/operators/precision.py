@@ -35,6 +35,7 @@ import numpy.typing as npt
 from trioflow.base.columns import Columns, as_columns
 from trioflow.costmodel.features import (
     FEATURES,
+    SHIPPED_MODELS,
     Floats,
     OperatorModel,
     RowCostModel,
@@ -42,11 +43,21 @@ from trioflow.costmodel.features import (
     Rows,
     base_class,
     plain_operator_name,
+    read_model_file,
 )
-from trioflow.costmodel.files import SHIPPED_MODELS, read_model_file
 from trioflow.costmodel.new_gpu.carry import load_new_gpu_model, scale_rows
 from trioflow.costmodel.new_gpu.rules import DEFAULT_RULE, Exponents, reachable_share
-from trioflow.costmodel.operators.curves import NOTHING_S, Curve, Flags, class_positions, sized_rows
+from trioflow.costmodel.operators.curves import (
+    NOTHING_S,
+    PRODUCT_CLASSES,
+    PRODUCTS,
+    Curve,
+    Flags,
+    class_positions,
+    read_columns,
+    sized_rows,
+    work_matrix,
+)
 from trioflow.costmodel.operators.model import (
     OperatorCostModel,
     RowTimes,
@@ -56,7 +67,6 @@ from trioflow.costmodel.operators.model import (
     roofline_times,
     with_times,
 )
-from trioflow.costmodel.operators.products import PRODUCT_CLASSES, PRODUCTS, read_columns, work_matrix
 from trioflow.costmodel.uncertainty import ASSUMED_FACTOR, combine_intervals, find_band
 from trioflow.hardware.machine import SUSTAINED_COMPUTE, DeviceSheet, find_device, load_device
 
@@ -252,7 +262,7 @@ class ProductTable:
         return self.curve.coefficients[1] * peak_flop_per_s
 
     def predict(self, rows: Rows) -> Floats:
-        """Return the time [s] of products, columns of ``products.PRODUCTS`` and sizes."""
+        """Return the time [s] of products, columns of ``curves.PRODUCTS`` and sizes."""
         return self.curve.predict(work_matrix(rows))
 
 
