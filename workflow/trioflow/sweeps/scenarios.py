@@ -58,6 +58,8 @@ _MOST_PLATFORMS = 16
 """Platforms that are kept, with what plans their collectives."""
 _MOST_GRAPHS = 16
 """Graphs that are kept: those of one plan on several devices."""
+_OF_RUNS = ("network", "compute_scale", "communication_scale", "rank_spread", "seed")
+"""Parameters that matter only when a step runs."""
 PREDICTED = (*TIMES, "events", "samples_per_s", "confidence")
 """What a prediction adds to a row; absent where nothing is simulated."""
 
@@ -168,23 +170,33 @@ class PredictionCache(Derives):
 
     def predict(self, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the row of a scenario, number ``number`` in the column ``scenario``: ``tables.SWEEP_RESULTS``."""
+        settled, step = self._settle(values)
+        row = {"scenario": number, **values, **settled}
+        if step is None:
+            return row
+        try:
+            slower = values["communication_scale"] * step.options.communication_scale
+            changes = {"network": values["network"], "communication_scale": slower}
+            if not step.options.slow_ranks:
+                changes["compute_scale"] = draw_scales(values, step.graph.metadata.ranks)
+            found = predict_step(step.replace_options(**changes)).to_dict()
+            return row | {name: found.get(name) for name in PREDICTED} | {"status": OK}
+        except TrioflowError as error:
+            return row | _refuse(error)
+
+    @derived(lambda values: tuple(v for name, v in values.items() if name not in _OF_RUNS), most=_MOST_GRAPHS)
+    def _settle(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], Step | None]:
+        """Return what is known of a scenario before it runs, the same for all on one graph, and its step; none where nothing runs."""
         name = str(values["trace"])
         # A file that cannot be read is the sweep's fault, not a scenario's.
         model = find_model(self.trace_files.get(name, name))
         workload = name if model else self.load_traces(name)[0].facts.workload
         self.load_platform(values["platform"], 1)
-        row: dict[str, Any] = {
-            "scenario": number,
-            **values,
-            "workload": workload,
-            "status": INFEASIBLE,
-            "reason": "",
-            **dict.fromkeys(_ABSENT),
-        }
+        row: dict[str, Any] = {"workload": workload, "status": INFEASIBLE, "reason": "", **dict.fromkeys(_ABSENT)}
         try:
             options = Options(interval=self.interval, **read_assumptions(values))
-            step = {word: value for word, value in options.language_step.items() if value is not None}
-            trace = self.name_step(name, step)
+            asked = {word: value for word, value in options.language_step.items() if value is not None}
+            trace = self.name_step(name, asked)
             facts = self.load_traces(trace)[0].facts
             plan = resolve_plan(values)
             batch = resolve_batch(values, plan, facts.batch)
@@ -192,31 +204,16 @@ class PredictionCache(Derives):
                 plan = cut_micro_batches(model, plan, batch, values["micro_batch"] or None, options.mode)
             row |= {name: getattr(plan, name) for name in PLAN_COLUMNS}
             row |= {"ranks": plan.ranks, "batch": batch, "samples": batch // plan.data, "workload": facts.workload}
-            return row | self._simulate(values, trace, options, plan, batch)
+            platform = self.load_platform(values["platform"], plan.ranks, **options.inter_node)
+            key = [trace, *(values[name] for name in ("cost_model", "override", *OF_GRAPH))]
+            fitted = key[1] or find_own_model(platform) or ""
+            times = self.time_operators(trace, platform.device.described, fitted, key[2], count_samples(plan, batch))
+            digest, graph = self.build_graph(times, key, plan, batch, platform, options)
+            step = self.prepare(times, graph, platform, options)
         except TrioflowError as error:
-            # Without the file, which is a path of this machine.
-            words = [error.problem, error.fix] if isinstance(error, InputError) else [str(error)]
-            return row | {"status": INFEASIBLE, "reason": spell_keywords("; ".join(filter(None, words)))}
-
-    def _simulate(
-        self, values: Mapping[str, Any], trace: str, options: Options, plan: Plan, batch: int
-    ) -> dict[str, Any]:
-        """Return what a scenario comes to."""
-        platform = self.load_platform(values["platform"], plan.ranks, **options.inter_node)
-        key = [trace, *(values[name] for name in ("cost_model", "override", *OF_GRAPH))]
-        model = key[1] or find_own_model(platform) or ""
-        times = self.time_operators(trace, platform.device.described, model, key[2], count_samples(plan, batch))
-        digest, graph = self.build_graph(times, key, plan, batch, platform, options)
-        step = self.prepare(
-            times,
-            graph,
-            platform,
-            options,
-            compute_scale=draw_scales(values, plan.ranks),
-            communication_scale=values["communication_scale"],
-        )
+            return row | _refuse(error), None
         room = platform.device.memory_bytes
-        described: dict[str, Any] = {
+        row |= {
             "device_name": platform.device.name,
             "plan_text": graph.metadata.plan_text,
             "graph": digest,
@@ -225,10 +222,15 @@ class PredictionCache(Derives):
         }
         if step.fits_memory is False:
             needed = format_apart(step.wanted_bytes + step.outside_bytes, room)
-            reason = f"{needed[0]} do not fit {needed[1]}"
-            return described | {"status": OUT_OF_MEMORY, "reason": reason}
-        found = predict_step(step).to_dict()
-        return described | {name: found.get(name) for name in PREDICTED} | {"status": OK}
+            return row | {"status": OUT_OF_MEMORY, "reason": f"{needed[0]} do not fit {needed[1]}"}, None
+        return row, step
+
+
+def _refuse(error: TrioflowError) -> dict[str, Any]:
+    """Return what the row of a scenario that cannot be says: why, without the file, which is a path of this machine."""
+    words = [error.problem, error.fix] if isinstance(error, InputError) else [str(error)]
+    reason = spell_keywords("; ".join(filter(None, words)))
+    return {**dict.fromkeys(_ABSENT), "status": INFEASIBLE, "reason": reason}
 
 
 OF_GRAPH = ("anchor", "stages", "mode", "last_batch", "routing")
