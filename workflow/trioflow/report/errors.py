@@ -3,9 +3,8 @@
 Scores are of public cases, for us and for others, and of what groups of experiments have in common.
 """
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -157,58 +156,51 @@ def score_model(cases: pd.DataFrame, model: str, column: str) -> dict[str, float
     if model != OURS:
         rows = rows.assign(low_s=ends, high_s=ends)
     overall = score_cases(rows, ["set"]).iloc[0].to_dict()
-    right, wrong = _count_pairs(cases, column)
+    # A step that is predicted from several traces takes part with each prediction.
+    right, pairs = count_in_order(cases, _TOGETHER, column, apart=APART, unlike="plan")
     scaling = list_scaling(cases, column)
     alone = cases[cases["ranks"] == 1]
     single = (alone[column] / alone["measured_s"] - 1.0).abs().mean() if len(alone) else np.nan
-    pairs = right + wrong
     return {
         **{name: overall[name] for name in SCORES if name in overall},
         "pairs": pairs,
         "ordered": right / pairs if pairs else np.nan,
-        "rank_correlation": (right - wrong) / pairs if pairs else np.nan,
+        "rank_correlation": (2 * right - pairs) / pairs if pairs else np.nan,
         "scaling_cases": len(scaling),
         "scaling_error": float(scaling["error"].abs().mean()) if len(scaling) else np.nan,
         "single_error": float(single),
     }
 
 
-def list_plan_pairs(cases: pd.DataFrame) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield two cases of one question (``_TOGETHER``) and different plans whose measured times are apart.
+def count_in_order(
+    cases: pd.DataFrame,
+    of_one: Sequence[str],
+    predicted: str = "predicted_s",
+    *,
+    apart: float = 0.0,
+    unlike: str | None = None,
+) -> tuple[int, int]:
+    """Return how many pairs of one question (rows that agree in ``of_one``) are predicted in the measured order, and all pairs.
 
-    A step that is predicted from several traces takes part with each prediction.
-    """
-    for _, group in cases.groupby(list(_TOGETHER), sort=False):
-        rows = [{str(k): v for k, v in row.items()} for row in group.to_dict("records")]
-        for one, other in itertools.combinations(rows, 2):
-            apart = abs(one["measured_s"] / other["measured_s"] - 1.0) > APART
-            if apart and one["plan"] != other["plan"]:
-                yield one, other
-
-
-def _count_pairs(cases: pd.DataFrame, column: str) -> tuple[int, int]:
-    """Return how many pairs of plans a model puts in the measured order, and how many not."""
-    right = wrong = 0
-    for one, other in list_plan_pairs(cases):
-        agree = (one[column] - other[column]) * (one["measured_s"] - other["measured_s"]) > 0
-        right, wrong = right + agree, wrong + (not agree)
-    return int(right), int(wrong)
-
-
-def share_in_order(cases: pd.DataFrame, of_one: list[str], predicted: str = "predicted_s", apart: float = 0.0) -> float:
-    """Return the share of pairs of one question (rows that agree in ``of_one``) predicted in the measured order.
-
-    Pairs count whose ``measured_s`` differ by more than ``apart`` of the smaller one; not a number
-    where there is none.
+    Pairs count whose ``measured_s`` differ by more than ``apart`` of the later row's, and that differ in ``unlike``, a
+    column, where it is named. Rows without a prediction take no part.
     """
     right = pairs = 0
-    for _, rows in cases.dropna(subset=predicted).groupby(of_one):
+    for _, rows in cases.dropna(subset=predicted).groupby(list(of_one)):
         measured, guessed = rows[["measured_s", predicted]].to_numpy(np.float64).T
         one, other = np.triu_indices(len(rows), 1)
-        gap = measured[one] - measured[other]
-        far = np.abs(gap) > apart * np.minimum(measured[one], measured[other])
-        right += int((far & (gap * (guessed[one] - guessed[other]) > 0)).sum())
-        pairs += int(far.sum())
+        far = np.abs(measured[one] / measured[other] - 1.0) > apart
+        if unlike:
+            words = rows[unlike].to_numpy()
+            far &= words[one] != words[other]
+        agree = (measured[one] - measured[other]) * (guessed[one] - guessed[other]) > 0
+        right, pairs = right + int((far & agree).sum()), pairs + int(far.sum())
+    return right, pairs
+
+
+def share_in_order(cases: pd.DataFrame, of_one: Sequence[str], apart: float = 0.0) -> float:
+    """Return the share of pairs that are predicted in the measured order (`count_in_order`); not a number without any."""
+    right, pairs = count_in_order(cases, of_one, apart=apart)
     return right / pairs if pairs else float("nan")
 
 
