@@ -137,7 +137,7 @@ def _time_computing(costs: UnitCosts, plan: Plan, samples: int) -> tuple[_Ends, 
 
 def _time_pipeline(costs: UnitCosts, plan: Plan, samples: int) -> float:
     """Return the time of the schedule, the buckets, and the optimizer unless replicas share it by parameters [s]."""
-    schedule, ((ranks_s, last), first_s, reduce_s) = plan_schedule(plan), _time_computing(costs, plan, samples)
+    schedule, ((ranks_s, last), wait_s, reduce_s) = plan_schedule(plan), _time_computing(costs, plan, samples)
     buckets = plan.data > 1 and not plan.shards_units
     copied = buckets and not costs.lies_in_buckets(plan)
     sums, state = costs.gradient_sums_of(plan), costs.state_of(plan)
@@ -149,40 +149,38 @@ def _time_pipeline(costs: UnitCosts, plan: Plan, samples: int) -> float:
         state.parameter_bytes,
     )
     copy_s, behind_s, gradient_bytes, parameter_bytes = _sum_stages(units, costs.cut(plan.stages))
+    behind_s = behind_s + reduce_s
     scatters = plan.sharding == "distributed" and not costs.recipe.reduces_whole
+    exchange = "reduce_scatter" if scatters else "all_reduce"
     end_s = 0.0
     for rank, free_s in enumerate(ranks_s):
         stages = schedule.stages_of_rank(rank)
         computed_s = free_s + copy_s[stages].sum()
         sent_s, gathered_s = computed_s * costs.platform.communication_on_compute_stream * buckets, 0.0
         for stage in stages if buckets else ():
-            (begin_s, done_s), sizes = last[stage], _list_buckets(costs, plan, gradient_bytes[stage])
-            all_made_s = done_s - begin_s + copy_s[stage]  # gradients are made evenly over a backward
-            exchange_s = _time_buckets(costs, plan, "reduce_scatter" if scatters else "all_reduce", sizes)
-            left_s = np.cumsum([0.0, *exchange_s[::-1]])[::-1]  # of each bucket with those behind it
-            made_s = begin_s + all_made_s * np.cumsum(sizes) / max(sum(sizes), 1)
-            sent_s = (made_s + left_s[:-1]).max(initial=sent_s + left_s[0])
+            (begin_s, done_s), made_bytes, whole_bytes = last[stage], 0, max(round(gradient_bytes[stage]), 1)
+            byte_s = (done_s - begin_s + copy_s[stage]) / whole_bytes  # made evenly over a backward
+            for size, count in _list_buckets(costs, plan, gradient_bytes[stage]):
+                # Of buckets of one size the first or the last is what the end waits for.
+                exchange_s = costs.messages.data_s(plan, exchange, size)
+                first_s, last_s = (begin_s + byte_s * (made_bytes + size * place) for place in (1, count))
+                sent_s = max(max(sent_s, first_s) + count * exchange_s, last_s + exchange_s)
+                made_bytes += size * count
             if plan.sharding == "distributed":
                 weights = _list_buckets(costs, plan, parameter_bytes[stage])
-                gathered_s += sum(_time_buckets(costs, plan, "all_gather", weights))
-        end_s = max(end_s, max(computed_s, sent_s) + (behind_s + reduce_s)[stages].sum() + gathered_s)
-    return first_s + float(end_s)
+                gathered_s += sum(many * costs.messages.data_s(plan, "all_gather", one) for one, many in weights)
+        end_s = max(end_s, max(computed_s, sent_s) + behind_s[stages].sum() + gathered_s)
+    return wait_s + float(end_s)
 
 
-def _list_buckets(costs: UnitCosts, plan: Plan, gradient_bytes: float) -> list[int]:
-    """Return the sizes of a stage's buckets [bytes]: one of the first limit, others of theirs."""
+def _list_buckets(costs: UnitCosts, plan: Plan, gradient_bytes: float) -> list[tuple[int, int]]:
+    """Return the sizes of a stage's buckets [bytes], each with how many there are: one of the first limit, others of theirs."""
     left, width = round(float(gradient_bytes)), costs.recipe.bucket_width
     if plan.sharding == "distributed" and costs.recipe.reduces_whole:
-        return [left]
+        return [(left, 1)]
     first, limit = min(round(plan.first_bucket_bytes * width), left), round(plan.bucket_bytes * width)
     more, rest = divmod(left - first, limit)
-    return [size for size in (first, *[limit] * more, rest) if size > 0]
-
-
-def _time_buckets(costs: UnitCosts, plan: Plan, collective: str, sizes: Sequence[int]) -> list[float]:
-    """Return the time of a collective of the replicas over each bucket [s]; most are of one size."""
-    times_s = {size: costs.messages.data_s(plan, collective, size) for size in set(sizes)}
-    return [times_s[size] for size in sizes]
+    return [(size, count) for size, count in ((first, 1), (limit, more), (rest, 1)) if size * count > 0]
 
 
 class _Turn(NamedTuple):
