@@ -63,6 +63,7 @@ class _Recorded(NamedTuple):
     begin: BuilderMark
     end: BuilderMark
     changes: list[tuple[int, str, float]]  # what the rank held more, or less, from a task on
+    dropped: list[tuple[int, frozenset[int]]]  # gradients that it dropped before a task
     again: list[tuple[int, int]]  # stages and regions that ran again
     state: dict[str, Any]  # the rank's, tasks by how long before the next one they are
 
@@ -369,17 +370,19 @@ class StagedRank(RankProgram):
             self._run_all(what, micro_batch, op_ids)
             return
         self._run_all(what, micro_batch, op_ids[:1])
-        graph, changes = self.program.graph, self.memory.changes
+        graph, changes, dropped = self.program.graph, self.memory.changes, self.memory.dropped
         key = (*what, self.stage, self.program.factors[micro_batch], str(self._note()))
         recorded = self._recorded.get(key)
         if recorded is None:
-            begin, changed, before = graph.mark(), len(changes), set(self.repeated)
+            begin, known, before = graph.mark(), (len(changes), len(dropped)), set(self.repeated)
             self._run_all(what, micro_batch, op_ids[1:])
             again = [(stage, index) for stage, index, _ in self.repeated - before]
-            self._recorded[key] = _Recorded(micro_batch, begin, graph.mark(), changes[changed:], again, self._note())
+            held = changes[known[0] :], dropped[known[1] :]
+            self._recorded[key] = _Recorded(micro_batch, begin, graph.mark(), *held, again, self._note())
             return
         shift = graph.repeat(recorded.begin, recorded.end, micro_batch, micro_batch - recorded.micro_batch)
         changes += [(task + shift, name, size) for task, name, size in recorded.changes]
+        dropped += [(task + shift, gradients) for task, gradients in recorded.dropped]
         self.repeated.update((*place, micro_batch) for place in recorded.again)
         for name, value in recorded.state.items():
             setattr(self, name, _move(value, graph.next_task) if name in self.repeated_tasks else copy(value))

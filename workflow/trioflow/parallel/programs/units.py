@@ -96,11 +96,12 @@ class UnitRank(StagedRank):
     """
 
     repeated_tasks = (*StagedRank.repeated_tasks, "arriving", "fence", "copied_out", "reduced")
-    repeated_state = ("whole", "gathering", "scattering", "asked")
+    repeated_state = ("whole", "gathering", "scattering", "asked", "summed")
 
     def __init__(self, *place: Any) -> None:
         super().__init__(*place)
-        self.repeats = self.repeats and not self.one_stage  # whose backward reduces what it makes
+        self.repeats = self.repeats and not (self.one_stage and self.host_optimizer)
+        self.summed = (False, False)  # of the backward that runs: whether it adds gradients, whether it is the last
         self.units: list[UnitWork] = []
         self.of_stage: dict[int, range] = {}
         for stage in self.stages:
@@ -181,7 +182,10 @@ class UnitRank(StagedRank):
 
     def _run_backward(self, kind: str, micro_batch: int) -> None:
         self._await_stage("backward")
+        done, last = self.backwards[self.stage], self.schedule.micro_batches - 1
+        self.summed = (self.one_stage and done > 0, self.one_stage and done == last)
         super()._run_backward(kind, micro_batch)
+        self.summed = (False, False)
         if not self.one_stage:
             return
         # Autograd does not come back to these: PyTorch's last callback of backward sees to them.
