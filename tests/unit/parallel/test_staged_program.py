@@ -200,7 +200,10 @@ def test_stages_of_all_ranks_must_exist_in_the_model(cnn_trace):
 SHARDED = {"fsdp": ("1f1b", 8), "fsdp of stages": ("interleaved", 8)}
 
 
-@pytest.mark.parametrize("name", [*SHAPES, "tensor", "recompute", *SHARDED])
+STEPPED = {"fsdp in steps": {}, "zero2 in steps": {}, "hsdp in steps": {"shard": 2}}
+
+
+@pytest.mark.parametrize("name", [*SHAPES, "tensor", "recompute", *SHARDED, *STEPPED])
 def test_copied_micro_batches_are_those_that_run_one_by_one(monkeypatch, transformer_trace, name):
     if name == "tensor":
         plan = make_plan(data=2, tensor=2, accumulate=4)
@@ -208,6 +211,8 @@ def test_copied_micro_batches_are_those_that_run_one_by_one(monkeypatch, transfo
         plan = make_plan(2, 1, 2, "1f1b", 8, recompute="full")
     elif name in SHARDED:
         plan = make_plan(2, 1, 2, *SHARDED[name], sharding=name.split()[0])
+    elif name in STEPPED:
+        plan = make_plan(4, accumulate=6, recompute="full", sharding=name.split()[0], **STEPPED[name])
     else:
         plan = plan_of(name, data=2, tensor=1 if name in ("zero-bubble", "zbv", "dualpipev") else 2)
     batch = plan.data * plan.pieces * BATCH
