@@ -42,6 +42,7 @@ from trioflow.costmodel.fits.curves import (
 )
 from trioflow.costmodel.operators.curves import (
     ANY,
+    CALLS,
     PRODUCT_CLASSES,
     ClassCurve,
     Key,
@@ -380,6 +381,8 @@ class DeviceData:
         stands_in = first[numbers].astype(np.int64)
         pairs = np.unique(stands_in[paired], axis=0)
         alone = unique.iloc[:0] if benchmarks is None or benchmarks.empty else _benchmark_rows(benchmarks)
+        # A benchmark times call by call, also the classes that no trace has.
+        facts["timed"] = dict.fromkeys([*alone["operator_class"], *alone["base"]], CALLS) | facts["timed"]
         return cls(rows, unique, stands_in, pairs, alone, limits, device, facts)
 
     def fit(
@@ -395,7 +398,7 @@ class DeviceData:
         return fit_class_curves(pd.concat([rows.assign(benchmark=False), alone.assign(benchmark=True)]), recipe)
 
 
-def device_rows(traces: Sequence[TraceLike]) -> tuple[pd.DataFrame, dict[str, object]]:
+def device_rows(traces: Sequence[TraceLike]) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Return the rows of all traces that took time, and facts of what was kept.
 
     A class keeps rows timed as most were, call by call (with microseconds of launch) or kernel by
