@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from trioflow.base.derived import Derives, derived
 from trioflow.base.errors import InputError, suggest
@@ -337,6 +338,10 @@ class NodeGroups(Derives):
             return pair_across(collective, self._split(group))
         return pair_group(collective, group)
 
+    def _cross(self, pairs: Pairs) -> npt.NDArray[np.bool_]:
+        """Return which pairs lie on two nodes [pairs]."""
+        return np.array([a // self._per_node != b // self._per_node for a, b in pairs])
+
     @derived(_all, most=sys.maxsize)
     def plan(self, collective: str, message_bytes: int, group: tuple[int, ...]) -> AcrossFlows:
         """Return one collective of a group that it holds; see ``take_network``."""
@@ -347,10 +352,13 @@ class NodeGroups(Derives):
         else:
             share = 1.0 if collective in ("send", SHIFT) else 1 / len(group)
             sizes_bytes = np.full(len(pairs), message_bytes * share)
-        between = np.array([a // self._per_node != b // self._per_node for a, b in pairs])
+        between = self._cross(pairs)
         hop_s = float(shape.latencies_s[between].max())
         wire_s = float((sizes_bytes / shape.rates_bytes_per_s)[between].max())
         rate = float(shape.rates_bytes_per_s[between].min())
+        if collective not in _STRIPED and len(pairs) > 1:  # what was measured is a ring, which need not share a card
+            ring = self._cross(self._pair("all_gather", group))
+            rate = float(self.shape("all_gather", group).rates_bytes_per_s[ring].min())
         if self._asked is not None and self._measured is None:
             # Links have the highest of the rates.
             rates = self._asked.bus_bandwidth_bytes_per_s
