@@ -226,6 +226,18 @@ def test_messages_that_computing_cannot_hide_are_in_the_estimate(
     assert 0 < estimated.least_bytes <= graph.metadata.peak_memory_bytes
 
 
+def test_an_estimate_is_the_same_whatever_was_estimated_before(
+    cache: PredictionCache, costs_on: Callable[[str, int], UnitCosts]
+) -> None:
+    """Blocks that are computed again are counted in each stage, and a rank may have one or several."""
+    plans = [make_plan(1, 1, 2, name, 4, recompute="block:1") for name in ("1f1b", "interleaved")]
+    known = costs_on("dgx-a100", 2)
+    times = cache.time_operators(TRACE, known.platform.device.name)
+    for plan in plans:
+        alone = UnitCosts(times, known.platform, choose_collectives(known.platform))
+        assert estimate_step(known, plan, 32) == estimate_step(alone, plan, 32)
+
+
 @pytest.mark.parametrize("first", [1, 300, 4000])
 @pytest.mark.parametrize("size", [0, 1, 299, 300, 301, 1300, 4000.4, 9999])
 def test_buckets_are_filled_one_after_the_other(costs_on, size, first) -> None:

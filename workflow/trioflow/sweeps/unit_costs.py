@@ -236,7 +236,9 @@ class UnitCosts(Derives):
         sizes = [len(stage) for stage in partition(self.traces[0], stages, balance)]
         return [0, *np.cumsum(sizes).tolist()]
 
-    @derived(lambda plan, samples: (*style_of(plan), plan.data, plan.pipeline, plan.recompute, samples))
+    @derived(
+        lambda p, samples: (*style_of(p), p.data, p.pipeline, p.recompute, ":" in p.recompute and p.stages, samples)
+    )
     def work_of(self, plan: Plan, samples: int) -> UnitWork:
         """Return the work of one micro-batch of some samples: with exchanges, and what is computed again."""
         done = self.work_of_operators(plan, samples)
