@@ -54,8 +54,7 @@ def estimate_step(costs: UnitCosts, plan: Plan, batch: int) -> StepEstimate:
     samples = micro_batch_sizes(plan, batch)[0]
     update_host_s = None
     if plan.shards_units and plan.pipeline == 1:
-        work = costs.work_of(plan, samples)
-        time_s = _time_micro_steps(costs, plan, work) + costs.sharded_update_s(plan)
+        time_s = _time_micro_steps(costs, plan, costs.work_of(plan, samples)) + costs.sharded_update_s(plan)
     else:
         time_s = _time_pipeline(costs, plan, samples)
         if plan.sharding == "zero1":
@@ -141,17 +140,14 @@ def _time_pipeline(costs: UnitCosts, plan: Plan, samples: int) -> float:
     buckets = plan.data > 1 and not plan.shards_units
     copied = buckets and not costs.lies_in_buckets(plan)
     sums, state = costs.gradient_sums_of(plan), costs.state_of(plan)
-    updated = 0.0 if plan.sharding == "zero1" else 1 / plan.shards
     units = (
         sums.copy_s * copied,
-        sums.return_s * copied + costs.work_of(plan, samples).update_s * updated,
+        sums.return_s * copied + costs.work_of(plan, samples).update_s * (plan.sharding != "zero1") / plan.shards,
         state.gradient_bytes,
         state.parameter_bytes,
     )
     copy_s, behind_s, gradient_bytes, parameter_bytes = _sum_stages(units, costs.cut(plan.stages))
-    behind_s = behind_s + reduce_s
-    scatters = plan.sharding == "distributed" and not costs.recipe.reduces_whole
-    exchange = "reduce_scatter" if scatters else "all_reduce"
+    whole = plan.sharding != "distributed" or costs.recipe.reduces_whole
     end_s = 0.0
     for rank, free_s in enumerate(ranks_s):
         stages = schedule.stages_of_rank(rank)
@@ -162,14 +158,14 @@ def _time_pipeline(costs: UnitCosts, plan: Plan, samples: int) -> float:
             byte_s = (done_s - begin_s + copy_s[stage]) / whole_bytes  # made evenly over a backward
             for size, count in _list_buckets(costs, plan, gradient_bytes[stage]):
                 # Of buckets of one size the first or the last is what the end waits for.
-                exchange_s = costs.messages.data_s(plan, exchange, size)
+                exchange_s = costs.messages.data_s(plan, "all_reduce" if whole else "reduce_scatter", size)
                 first_s, last_s = (begin_s + byte_s * (made_bytes + size * place) for place in (1, count))
                 sent_s = max(max(sent_s, first_s) + count * exchange_s, last_s + exchange_s)
                 made_bytes += size * count
             if plan.sharding == "distributed":
                 weights = _list_buckets(costs, plan, parameter_bytes[stage])
                 gathered_s += sum(many * costs.messages.data_s(plan, "all_gather", one) for one, many in weights)
-        end_s = max(end_s, max(computed_s, sent_s) + behind_s[stages].sum() + gathered_s)
+        end_s = max(end_s, max(computed_s, sent_s) + (behind_s + reduce_s)[stages].sum() + gathered_s)
     return wait_s + float(end_s)
 
 
@@ -467,9 +463,7 @@ def _count_held(schedule: Schedule) -> _Held:
 @derived(lambda plan, samples: (*_key_of_computing(plan, samples), plan.sharding, plan.shards))
 def _count_least_bytes(costs: UnitCosts, plan: Plan, samples: int) -> int:
     """Return what the fullest rank holds at least [bytes]: where stages of equal time do not fit, those of as many layers are tried."""
-    cuts = [costs.cut(plan.stages)]
-    if plan.pipeline > 1 and (even := costs.cut(plan.stages, BALANCES[1])) != cuts[0]:
-        cuts.append(even)
+    cuts = {tuple(costs.cut(plan.stages, balance)) for balance in BALANCES[: 1 + (plan.pipeline > 1)]}
     return min(_count_bytes(costs, plan, costs.work_of(plan, samples), cut) for cut in cuts)
 
 
