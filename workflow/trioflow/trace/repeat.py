@@ -4,12 +4,12 @@ A captured block's rows stand for those of every further one: each distinct even
 as in G. Lu et al., "DistSim", CF 2023.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TypeVar
-
-import pandas as pd
+from typing import TYPE_CHECKING, TypeVar
 
 from trioflow.base.errors import TraceError
 from trioflow.base.units import ns_to_s
@@ -17,6 +17,9 @@ from trioflow.tables import records
 from trioflow.trace.block import Block, BlockName, Lists, Row, find_block, is_spanning
 from trioflow.trace.facts import UNTIMED, Entry, Facts
 from trioflow.trace.store import Trace, lay_end_to_end, pipeline_units, tensor_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Key = tuple[int, int | None]
 """An operator or a storage of the captured trace and the copy it is of; None for one of no copy."""
@@ -251,6 +254,8 @@ class Repetition:
 
 def _like(frame: pd.DataFrame, rows: list[Row]) -> pd.DataFrame:
     """Return rows as a table with another's columns and their types."""
+    import pandas as pd
+
     return pd.DataFrame(
         {column: pd.Series([row[column] for row in rows], dtype=frame[column].dtype) for column in frame.columns}
     )

@@ -30,8 +30,6 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any
 
-import pandas as pd
-
 from trioflow.base.errors import InputError, TraceError, TrioflowError, how_to_install
 from trioflow.base.precision_recipes import RECIPES, PrecisionRecipe, choose_recipe
 from trioflow.base.provenance import digest_modules
@@ -102,6 +100,8 @@ def add_to_main_gradients(trace: Trace) -> Trace:
 
 def _rebuild(trace: Trace, rows: list[_Row], tensors: list[_Row]) -> Trace:
     """Return a trace of other operators, numbered anew; an added one has no number yet."""
+    import pandas as pd
+
     place = {row["op_id"]: n for n, row in enumerate(rows) if row["op_id"] is not None}
     for tensor in tensors:
         tensor["producer_op_id"] = place.get(tensor["producer_op_id"])
@@ -300,7 +300,7 @@ def make_network_trace(network: ConfiguredModel, asked: Mapping[str, Any]) -> Tr
         trace = _keep(network.name, [row, step.batch], capture)
     except InputError as error:
         raise InputError(error.problem, file=network.file, place=error.place, fix=error.fix) from error
-    return Trace(trace.operators, trace.tensors, replace(trace.facts, source="configuration of a model"))
+    return trace.replace(replace(trace.facts, source="configuration of a model"))
 
 
 def _keep(name: str, decides: list[Any], capture: Callable[[], Trace]) -> Trace:

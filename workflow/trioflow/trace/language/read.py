@@ -87,7 +87,7 @@ def trace_of(found: Configuration | ConfiguredModel, asked: Mapping[str, Any]) -
     assumed = {f"{name}_assumed": True for name in ("sequence", "precision") if name not in stated}
     if assumed:
         changes["language_model"] = {**(trace.facts.language_model or {}), **assumed}
-    return replace(trace, facts=replace(trace.facts, **changes)) if changes else trace
+    return trace.replace(replace(trace.facts, **changes)) if changes else trace
 
 
 TABLE = Path(__file__).parent.parent.parent / "data" / "language_models.tsv"
