@@ -80,15 +80,15 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Path], None], str]] = {
     "elem_bytes -4": (edit_table("tensors", scale("elem_bytes", -1)), "row 0, column elem_bytes: -8 is negative"),
     "a parameter's elem_bytes -4": (
         edit_facts(lambda f: f["parameters"][0].update(elem_bytes=-4)),
-        r"parameters\[0\]\.elem_bytes: -4 is not an element size",
+        r"parameters\[0\]\.elem_bytes: .*Expected `int` >= 1",
     ),
     "a buffer's elem_bytes -4": (
         edit_facts(lambda f: f["buffers"].append({"name": "b", "shape": [8], "elem_bytes": -4})),
-        r"buffers\[0\]\.elem_bytes: -4 is not an element size",
+        r"buffers\[0\]\.elem_bytes: .*Expected `int` >= 1",
     ),
     "a parameter's shape": (
         edit_facts(lambda f: f["parameters"][0].update(shape=[-8192, -256])),
-        r"\[-8192, -256\] is not a shape",
+        r"parameters\[0\]\.shape\[0\]: .*Expected `int` >= 0",
     ),
     "elem_bytes 2": (
         edit_table("tensors", put("elem_bytes", 1, 2)),

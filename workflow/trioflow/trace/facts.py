@@ -228,9 +228,10 @@ def check_facts(facts: Mapping[str, Any], file: str | Path | None = None) -> Non
         raise TraceError(f"{step_s!r} is not a step time", file=file, place="step_time_s")
 
 
-def _entries(**members: Any) -> Any:
-    """Return the type of a list whose entries hold some members, and perhaps others."""
-    return list[defstruct("Entry", [*members.items()])]  # type: ignore[misc]
+def _entries(optional: Mapping[str, tuple[Any, Any]] | None = None, **members: Any) -> Any:
+    """Return the type of a list whose entries hold some members, and perhaps others; ``optional``: types and defaults."""
+    may = [(name, *kind) for name, kind in (optional or {}).items()]
+    return list[defstruct("Entry", [*members.items(), *may], kw_only=True)]  # type: ignore[misc]
 
 
 _Number = Annotated[float, Meta(ge=-1e30, le=1e30)] | None
@@ -238,6 +239,8 @@ _Number = Annotated[float, Meta(ge=-1e30, le=1e30)] | None
 _Time = Annotated[float, Meta(ge=0, le=1e7)] | None
 """Four months [s]; what ends in ``_s`` is one."""
 _Texts = dict[str, str] | None
+_Shape = list[Annotated[int, Meta(ge=0)]]
+_ELEMENT = {"elem_bytes": (Annotated[int, Meta(ge=1)], 1)}
 _KINDS: dict[str, Any] = {
     **dict.fromkeys(("workload", "device_name"), str),
     "batch": Annotated[int, Meta(ge=1)],
@@ -259,10 +262,10 @@ _KINDS: dict[str, Any] = {
     **dict.fromkeys(("step_times_s", "span_ns"), list[Annotated[float, Meta(ge=0, le=1e16)]] | None),
     **dict.fromkeys(("tensor_split", "row", "inputs", "digests"), _Texts),
     **dict.fromkeys(("host", "language_model", "program", "recorded_memory", "repeats"), dict | None),
-    "gradients": _entries(name=str, module=str, size_bytes=int, ready_after_op_id=int),
-    "parameters": _entries(name=str, shape=list[int]),
+    "gradients": _entries(name=str, module=str, size_bytes=Annotated[int, Meta(ge=1)], ready_after_op_id=int),
+    "parameters": _entries(_ELEMENT, name=str, shape=_Shape),
     "units": _entries(name=str, modules=Annotated[list[str], Meta(min_length=1)]),
-    "buffers": _entries(name=str),
+    "buffers": _entries({**_ELEMENT, "shape": (_Shape, [])}, name=str),
     "repeated": _entries(block=str, copies=int),
     **dict.fromkeys(("warnings", "unjoined"), list[str]),
 }

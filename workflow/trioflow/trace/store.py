@@ -152,16 +152,6 @@ def _check_batch(trace: Trace) -> Iterator[Found]:
         yield "facts", "batch", f"no input of the step has {trace.facts.batch} samples"
 
 
-def _check_parameters(trace: Trace) -> Iterator[Found]:
-    for key, entries in (("parameters", trace.facts.parameters), ("buffers", trace.facts.buffers)):
-        for row, one in enumerate(entries or []):
-            size, shape = one.get("elem_bytes", 1), one.get("shape", [])
-            if not isinstance(size, int) or size < 1:
-                yield "facts", f"{key}[{row}].elem_bytes", f"{size!r:.40} is not an element size"
-            if not all(isinstance(part, int) and part >= 0 for part in shape):
-                yield "facts", f"{key}[{row}].shape", f"{shape!r:.60} is not a shape"
-
-
 def _check_gradients(trace: Trace) -> Iterator[Found]:
     """Check that gradients are of the step, stand once, and are as large as their parameters."""
     for row, one in enumerate(trace.facts.gradients):
@@ -169,8 +159,6 @@ def _check_gradients(trace: Trace) -> Iterator[Found]:
         if not 0 <= ready < trace.operator_columns.rows:
             place = f"gradients[{row}].ready_after_op_id"
             yield "facts", place, f"operator {ready} does not exist"
-        if one["size_bytes"] < 1:
-            yield "facts", f"gradients[{row}].size_bytes", f"{one['size_bytes']} is not a size"
     for key in ("name", "parameter_storage_id"):
         values = [one.get(key) for one in trace.facts.gradients]
         for value, count in Counter(values).items():
@@ -228,7 +216,6 @@ CHECKS: tuple[Callable[[Trace], Iterator[Found]], ...] = (
     _check_references,
     _check_shapes,
     _check_batch,
-    _check_parameters,
     _check_gradients,
     _check_bytes,
     _check_times,
