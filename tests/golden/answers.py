@@ -28,6 +28,7 @@ from zlib import crc32
 import pandas as pd
 import pyarrow.parquet as pq
 import trioflow
+from msgspec import Struct, structs
 from trioflow.base.errors import TrioflowError
 from trioflow.cli.main import main
 from trioflow.sweeps.description import load_sweep
@@ -170,6 +171,8 @@ def _evaluate(expression: str) -> dict[str, Any]:
         return {"error": type(error).__name__}
     if hasattr(value, "to_dict"):
         value = value.to_dict()
+    if isinstance(value, Struct):
+        value = structs.asdict(value)
     return dict(_flatten("", asdict(value) if is_dataclass(value) else value))
 
 

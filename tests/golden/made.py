@@ -4,7 +4,6 @@ The questions call these by name. Numbers of fits are kept to six digits: a refi
 """
 
 import json
-from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pandas as pd
 from costmodel import gpu_synthetic, synthetic, test_collectives, test_nccl_model, test_new_gpu
 from costmodel.test_step_precision import A100, make_convolutions, make_linear
+from msgspec import structs
 from trioflow.costmodel.collectives.model import COLLECTIVES
 from trioflow.costmodel.collectives.platform import METHODS, NcclMachine, choose, load_constants
 from trioflow.costmodel.fits.collectives import fit_collective_model, fit_platform_collectives
@@ -83,7 +83,9 @@ def collective_fit() -> Any:
     gathers = test_collectives.make_samples({1000: 7_000, 5000: 4_000, 10**8: 80_000_000}, "all_gather", 4)
     model = fit_collective_model(pd.concat([test_collectives.make_samples(test_collectives.GLOO_NS), gathers]))
     asked = [model.time_s(*one) for one in product(COLLECTIVES, (2, 4, 16), SIZES)]
-    return rounded({"model": _content(model), "comparison": model.comparison, "times": pd.DataFrame(asked)})
+    return rounded(
+        {"model": _content(model), "comparison": model.comparison, "times": pd.DataFrame(map(structs.asdict, asked))}
+    )
 
 
 def nccl_fit() -> Any:
@@ -94,7 +96,7 @@ def nccl_fit() -> Any:
         model.using(method).time_s(collective, ranks, size, nodes=1)
         for method, collective, ranks, size in product(METHODS, COLLECTIVES, (2, 3, 8, 16), SIZES[1:])
     ]
-    return rounded({"model": _content(model), "times": pd.DataFrame(asked)})
+    return rounded({"model": _content(model), "times": pd.DataFrame(map(structs.asdict, asked))})
 
 
 def nccl_choices(version: str) -> Any:
@@ -106,7 +108,9 @@ def nccl_choices(version: str) -> Any:
     )
     return rounded(
         {
-            f"{collective} {ranks}": vars(choose(collective, ranks, nodes, sizes, machine, load_constants(version)))
+            f"{collective} {ranks}": structs.asdict(
+                choose(collective, ranks, nodes, sizes, machine, load_constants(version))
+            )
             for collective in ("all_reduce", "all_gather", "broadcast", "send")
             for machine, ranks, nodes in machines
         }
@@ -130,8 +134,10 @@ def new_gpu(rule: str) -> Any:
     pairs = describe_pairs(pair_gpus(gpu_synthetic.law_rows(noise=0.02)))
     held = predict_held_out(pairs, rule)
     bands, steps = summarise_residuals({rule: held})
-    classes = {name: vars(one) for name, one in bands[rule].items()}
-    return rounded({"moved": moved, "held_out": held[["held_out_s"]], "bands": classes, "step": vars(steps[rule])})
+    classes = {name: structs.asdict(one) for name, one in bands[rule].items()}
+    return rounded(
+        {"moved": moved, "held_out": held[["held_out_s"]], "bands": classes, "step": structs.asdict(steps[rule])}
+    )
 
 
 def moved_trace(target: str) -> Any:
@@ -147,7 +153,7 @@ def moved_trace(target: str) -> Any:
 def in_half(sheet: str, precision: str) -> Any:
     """Return a GPU's times in a precision for layers, products thin and square, and convolutions."""
     base, _ = fit_device_model(gpu_synthetic.make_gpu_traces(), gpu_synthetic.LIMITS, method="tile")
-    model = in_precision(replace(base, device_name=A100), load_device(sheet), precision)
+    model = in_precision(structs.replace(base, device_name=A100), load_device(sheet), precision)
     step = gpu_synthetic.make_step(1024, 8).assign(kind="compute")
     steps = [step, gpu_synthetic.make_step(1024, 4), make_linear(16, 8192, 8192), make_linear(8192, 8192, 8192)]
     return rounded(_answers(model, [*steps, make_convolutions(2)]))

@@ -2,13 +2,13 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from fuzz import count_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from oracles.replay import Pick, Wiring, check_promise, execute_schedule, replay_schedule
 from trioflow.base.errors import SimulationError
 from trioflow.network.algorithms.catalogue import SUPPORTED, build_message_schedule, count_switches
@@ -84,7 +84,7 @@ def drop_wait(schedule: MessageSchedule, place: int) -> MessageSchedule:
     rows = np.repeat(np.arange(len(schedule)), np.diff(schedule.after_first))
     keep = np.arange(len(rows)) != place
     first, after = pack_waits(rows[keep].astype(np.int64), schedule.after[keep].astype(np.int64), len(schedule))
-    return replace(schedule, after_first=first, after=after)
+    return structs.replace(schedule, after_first=first, after=after)
 
 
 def implies(schedule: MessageSchedule, row: int, wanted: int) -> bool:
@@ -134,8 +134,8 @@ def test_no_message_can_be_left_out(algorithm: str, collective: str) -> None:
         keep = np.repeat(np.arange(len(schedule)) != row, lengths)
         lengths[row] = 0
         first = np.concatenate(([0], np.cumsum(lengths)))
-        lost = replace(contents, first=first, block=contents.block[keep])
-        broken = replace(schedule, contents=lost)
+        lost = structs.replace(contents, first=first, block=contents.block[keep])
+        broken = structs.replace(schedule, contents=lost)
         with pytest.raises(SimulationError):
             check_promise(broken, replay_schedule(broken, lambda rows: 0))
 
@@ -145,11 +145,11 @@ def test_a_contribution_that_is_added_twice_and_a_ring_of_waits_are_found() -> N
     target = schedule.target.copy()
     target[target == 0] = 1  # a sum takes another way and comes back
     with pytest.raises(SimulationError):
-        wrong = replace(schedule, target=target)
+        wrong = structs.replace(schedule, target=target)
         check_promise(wrong, replay_schedule(wrong, lambda rows: 0))
     row = np.arange(len(schedule), dtype=np.int64)
     first, after = pack_waits(row, np.roll(row, 1), len(row))
-    endless = replace(schedule, after_first=first, after=after)
+    endless = structs.replace(schedule, after_first=first, after=after)
     with pytest.raises(SimulationError, match="wait for ever"):
         replay_schedule(endless, lambda rows: 0)
     with pytest.raises(SimulationError, match="wait for ever"):
@@ -159,7 +159,7 @@ def test_a_contribution_that_is_added_twice_and_a_ring_of_waits_are_found() -> N
 def test_blocks_that_do_not_make_up_the_message_are_found() -> None:
     schedule = build("ring", "all_gather", 4, 1)
     holdings = replay_schedule(schedule, lambda rows: 0)
-    for broken in (replace(schedule, message_bytes=999.0), replace(schedule, collective="all_reduce")):
+    for broken in (structs.replace(schedule, message_bytes=999.0), structs.replace(schedule, collective="all_reduce")):
         with pytest.raises(SimulationError, match="blocks"):
             check_promise(broken, holdings)
 

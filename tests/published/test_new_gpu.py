@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from judged import read_or_make
 from mirror import find_public
+from msgspec import structs
 from refitted import CLOSE
 from trioflow import tables
 from trioflow.costmodel.choices import times_interval
@@ -142,9 +143,9 @@ def test_the_shipped_rule_is_rebuilt(pairs: PublicPairs) -> None:
     assert set(shipped.exponents) == set(rebuilt.exponents)
     for key, exponents in shipped.exponents.items():
         wanted = rebuilt.exponents[key]
-        assert vars(exponents) == pytest.approx(vars(wanted), rel=CLOSE, abs=1e-12), key
+        assert structs.asdict(exponents) == pytest.approx(structs.asdict(wanted), rel=CLOSE, abs=1e-12), key
     for rule, band in shipped.steps.items():
-        assert vars(band) == pytest.approx(vars(rebuilt.steps[rule]), rel=CLOSE)
+        assert structs.asdict(band) == pytest.approx(structs.asdict(rebuilt.steps[rule]), rel=CLOSE)
     assert shipped.resized is not None and rebuilt.resized is not None
     for name in ("half_log", "distance", "mean_absolute_error"):
         wanted_value = getattr(rebuilt.resized, name)

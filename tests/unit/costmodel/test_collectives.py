@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from mirror import find_public
+from msgspec import structs
 from trioflow import tables
 from trioflow.base.errors import InputError, TableError
 from trioflow.costmodel.collectives.model import (
@@ -303,7 +304,7 @@ def test_measured_node_counts_are_met_and_left_out_ones_held_by_the_band(collect
                 tuple(v for n, v in enumerate(values) if n != place)
                 for values in (curve.nodes, curve.time_s, curve.low_s, curve.high_s)
             ]
-            cut = replace(measured, curves={**measured.curves, collective: NodeCurve(*kept)})
+            cut = structs.replace(measured, curves={**measured.curves, collective: NodeCurve(*kept)})
             left_out = plan(collective, SIZE, nodes, measured=cut)
             errors.append(abs(left_out.time_s / curve.time_s[place] - 1))
             assert left_out.low_s <= curve.time_s[place] <= left_out.high_s
@@ -328,7 +329,7 @@ def test_what_was_measured_with_one_size_is_a_network_for_all() -> None:
     measured = find_between_nodes(NODES_PLATFORM)
     for time_s, least, most in ((3e-3, 0.0, 0.25), (10e-3, 0.85, 1.0)):  # a tree's, a ring's
         curve = NodeCurve((1, 16), *((1e-3, time_s) for _ in range(3)))
-        cut = replace(measured, curves={**measured.curves, "all_reduce": curve})
+        cut = structs.replace(measured, curves={**measured.curves, "all_reduce": curve})
         whole, part = (plan("all_reduce", size, 16, measured=cut) for size in (SIZE, SIZE // 16))
         assert whole.time_s == pytest.approx(time_s) and least < part.time_s / time_s < most
     small = plan("all_gather", SIZE // 16, 8)
@@ -354,7 +355,7 @@ def test_more_nodes_than_were_measured_are_extrapolated_and_wider_than_held_out_
     curve, missed = measured.curves[collective], []
     for last in range(2, len(curve.nodes)):
         kept = NodeCurve(*(v[:last] for v in (curve.nodes, curve.time_s, curve.low_s, curve.high_s)))
-        cut = replace(measured, curves={**measured.curves, collective: kept})
+        cut = structs.replace(measured, curves={**measured.curves, collective: kept})
         found = plan(collective, SIZE, curve.nodes[last], measured=cut)
         assert found.confidence == "extrapolated"
         missed.append(abs(math.log(curve.time_s[last] / found.time_s)))

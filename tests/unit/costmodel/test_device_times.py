@@ -4,10 +4,10 @@ Single operators of NeuSight's layout.
 """
 
 import math
-from dataclasses import replace
 
 import pandas as pd
 import pytest
+from msgspec import structs
 from trioflow.base.errors import InputError, PlatformError
 from trioflow.costmodel.choices import load_overrides, nearest_model, prepare_device_times, times_interval
 from trioflow.costmodel.fits.operators import fit_device_model
@@ -44,7 +44,7 @@ def make_trace(device=A100, batch=4, *, timed=True, **facts):
 @pytest.fixture(scope="module")
 def a100():
     fitted = fit_device_model(make_gpu_traces(), LIMITS, method="tile")[0]
-    return replace(fitted, device_name=A100)
+    return structs.replace(fitted, device_name=A100)
 
 
 def test_the_traced_device_keeps_its_times(a100):
@@ -58,7 +58,7 @@ def test_the_traced_device_keeps_its_times(a100):
 
 def test_classes_timed_call_by_call_lose_what_a_launch_takes(a100):
     """In a step the launch is the host's; a trace that was timed call by call holds it, and keeps the model that does."""
-    called = replace(a100, facts={**a100.facts, "timed": {"elementwise": "calls", "gemm": "kernels"}})
+    called = structs.replace(a100, facts={**a100.facts, "timed": {"elementwise": "calls", "gemm": "kernels"}})
     small = pd.DataFrame(
         {
             "name": ["aten::add", "aten::mm"],
@@ -118,7 +118,7 @@ def test_a_chip_of_which_nothing_was_measured_is_uncalibrated(a100, device, word
 
 
 def test_a_model_of_the_target_is_preferred(a100):
-    other = replace(a100, device_name=H100)
+    other = structs.replace(a100, device_name=H100)
     found = prepare_device_times([make_trace()], H100, {"a": a100, "h": other})
     assert found.model is other and found.warnings == []
     assert found.confidence == "extrapolated"
@@ -126,7 +126,7 @@ def test_a_model_of_the_target_is_preferred(a100):
 
 
 def test_a_device_without_a_sheet_only_lends(a100):
-    mine = replace(a100, device_name=CPU)
+    mine = structs.replace(a100, device_name=CPU)
     found = prepare_device_times([make_trace()], CPU, {"mine": mine, "a": a100})
     assert found.confidence == "uncalibrated"
     assert found.model is a100, "recorded times are rescaled by the model of their own device"
@@ -190,10 +190,10 @@ def test_what_cannot_be_timed_is_refused(a100):
 
 def test_the_nearest_model_is_that_of_the_same_chip(a100):
     models = {
-        "v100": replace(a100, device_name="Tesla V100-PCIE-32GB"),
+        "v100": structs.replace(a100, device_name="Tesla V100-PCIE-32GB"),
         "a100": a100,
-        "h100": replace(a100, device_name=H100),
-        "cpu": replace(a100, device_name=CPU),
+        "h100": structs.replace(a100, device_name=H100),
+        "cpu": structs.replace(a100, device_name=CPU),
     }
     assert nearest_model(models, find_device("NVIDIA A100-SXM4-40GB"), "fp32") == "a100"
     assert nearest_model(models, find_device("NVIDIA H200"), "bf16") == "h100"
@@ -201,7 +201,7 @@ def test_the_nearest_model_is_that_of_the_same_chip(a100):
 
 
 def test_a_gpu_never_gets_a_processors_model(a100):
-    cpu = replace(a100, device_name=CPU)
+    cpu = structs.replace(a100, device_name=CPU)
     unknown = "NVIDIA GeForce RTX 3070"
     models = {"cpu": cpu, "a": a100}
     for trace, target in (
@@ -214,7 +214,7 @@ def test_a_gpu_never_gets_a_processors_model(a100):
             prepare_device_times([trace], target, models)
     with pytest.raises(InputError, match="no cost model of a GPU for NVIDIA A40: cpu"):
         prepare_device_times([make_trace()], A40, {"cpu": cpu})
-    own = replace(a100, device_name=unknown)
+    own = structs.replace(a100, device_name=unknown)
     assert prepare_device_times([make_trace(unknown)], unknown, models | {"b": own}).model is own
     for name in ("Tesla V100-DGXS-32GB", "GeForce RTX 2080 Ti", "NVIDIA A100-PG509-200"):
         found = prepare_device_times([make_trace(name)], name, models)

@@ -4,7 +4,6 @@ A GPU of one's own: a sheet given by path is as good as one that ships, and each
 """
 
 import copy
-import dataclasses
 import math
 from dataclasses import replace
 from functools import cache
@@ -15,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from msgspec import structs
 from trioflow.base.errors import InputError, PlatformError, TableError, TraceError
 from trioflow.base.yaml_files import read_yaml
 from trioflow.costmodel.choices import DeviceTimes
@@ -229,7 +229,7 @@ def test_operators_timed_one_by_one_are_anchored_on_a_new_gpu_too() -> None:
 
 def test_exponents_are_half_believed_beyond_what_was_fitted() -> None:
     steep = Exponents(1.0, 15.0, 1e-8, 1.0)
-    bounded = dataclasses.replace(steep, least_power=8.0)
+    bounded = structs.replace(steep, least_power=8.0)
     power = np.array([2.0, 8.0, 12.0])
     free, held = (reachable_share(power, law) for law in (steep, bounded))
     assert held[1:] == pytest.approx(free[1:])

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from msgspec import structs
 from trioflow.base.errors import InputError
 from trioflow.costmodel.choices import PREDICTED, choose_operator_model, time_trace, times_interval
 from trioflow.costmodel.fits.operators import fit_device_model
@@ -85,7 +86,7 @@ def tables(tmp_path):
 @pytest.fixture(scope="module")
 def a100():
     fitted = fit_device_model(make_gpu_traces(), LIMITS, method="tile")[0]
-    return replace(fitted, device_name=A100)
+    return structs.replace(fitted, device_name=A100)
 
 
 def test_a_table_is_fitted_and_judged_on_left_out_shapes(tables):
@@ -99,7 +100,7 @@ def test_a_table_is_fitted_and_judged_on_left_out_shapes(tables):
 
 
 def test_a_table_survives_its_file(tables, tmp_path):
-    known = replace(load_tensor_tables(), tables=tables)
+    known = structs.replace(load_tensor_tables(), tables=tables)
     save_tensor_tables(known, tmp_path / "model.json")
     assert load_tensor_tables(tmp_path / "model.json") == known
     (tmp_path / "other.json").write_text(json.dumps({"kind": "else"}))
@@ -250,7 +251,7 @@ def test_layers_of_experts_are_compared_with_dense_products(tmp_path):
 def test_full_precision_and_fitted_half_precision_stay(a100):
     sheet = load_device("a100-sxm4-80gb")
     assert in_precision(a100, sheet, "fp32") is a100
-    own = replace(a100, facts={**a100.facts, "precisions": {"gemm": "bf16", "convolution": "fp16"}})
+    own = structs.replace(a100, facts={**a100.facts, "precisions": {"gemm": "bf16", "convolution": "fp16"}})
     assert in_precision(own, sheet, "bf16") is own
     assert in_precision(a100, load_device("p100-pcie-16gb"), "fp16") is a100
     assert class_precision(in_precision(a100, sheet, "bf16"), "gemm") == "bf16"
@@ -335,7 +336,7 @@ def test_extrapolated_sizes_stay_inside_the_sheets_bounds():
         assert found["extrapolated"].iloc[:3].all()
         assert (found["time_s"].to_numpy() >= least * (1 - 1e-9))[:3].all(), name
         assert (found["time_s"].to_numpy() <= 100 * least + 1e-3).all(), name
-        wild = replace(model, curves={key: c.scaled(1e-6) for key, c in model.curves.items()})
+        wild = structs.replace(model, curves={key: c.scaled(1e-6) for key, c in model.curves.items()})
         assert wild.predict(operators)["time_s"].to_numpy()[:3] == pytest.approx(least[:3])
 
 

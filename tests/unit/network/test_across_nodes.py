@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from measured_cost import Measured
+from msgspec import structs
 from trioflow.base.provenance import PACKAGE
 from trioflow.costmodel.collectives.platform import load_platform_collectives
 from trioflow.engine.simulate import simulate
@@ -68,7 +69,7 @@ def links_alone(request, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the links say, by hand, but where the networks of measured clusters are meant."""
     if "unmeasured" not in request.node.name:
         monkeypatch.setattr(
-            "trioflow.network.across_nodes.load_networks", lambda: (LINKS, replace(LINKS, ordinary=False))
+            "trioflow.network.across_nodes.load_networks", lambda: (LINKS, structs.replace(LINKS, ordinary=False))
         )
 
 
@@ -231,7 +232,7 @@ def test_a_network_s_hops_and_share_make_the_time_by_hand() -> None:
     ring_s, alone_s = 3 * 60e-6 + 4 * 3.4e-6, 8e-3
     asked = ("all_gather", 10**8, spread, 1e-3, 4e-3, 2.7e-6)
     assert take_network(RING, *asked) == pytest.approx((ring_s**1.2 + alone_s**1.2) ** (1 / 1.2))
-    tree = replace(RING, tree_hop_s=20e-6)
+    tree = structs.replace(RING, tree_hop_s=20e-6)
     piped_s = ((4 * 20e-6) ** 0.7 + (8e-3 * 6 / 7) ** 0.7) ** (1 / 0.7)
     reduced = ("all_reduce", *asked[1:])
     assert take_network(tree, *reduced) == pytest.approx(min(piped_s, take_network(RING, *reduced)))

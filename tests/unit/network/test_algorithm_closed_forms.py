@@ -7,11 +7,11 @@ Shapes of the message tables: waits, steps, bytes, trees, memory.
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
+from msgspec import structs
 from oracles.closed_form import closed_form_s
 from oracles.replay import Wiring, execute_schedule
 from trioflow.base.errors import InputError
@@ -522,7 +522,8 @@ def test_the_waits_that_rings_state_are_those_found_from_the_contents(collective
     pattern = build_ring(collective, 6, chunks)
     assert pattern.previous is not None
     stated, found = (
-        assemble(one, "ring", collective, tuple(range(6)), 36.0) for one in (pattern, replace(pattern, previous=None))
+        assemble(one, "ring", collective, tuple(range(6)), 36.0)
+        for one in (pattern, structs.replace(pattern, previous=None))
     )
     assert len(stated) == len(found)
     assert [waits_of(stated, row) for row in range(len(stated))] == [waits_of(found, row) for row in range(len(found))]

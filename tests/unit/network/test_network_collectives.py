@@ -268,7 +268,7 @@ def test_links_that_take_no_time_still_give_the_measured_time(size: int) -> None
 def test_a_ring_is_known_without_its_schedule(collective: str, ranks: int) -> None:
     pattern = MessagePattern(collective, "ring", ranks)
     known, made = pattern.table, tabulate(pattern.schedule)
-    for name in MessageTable.__dataclass_fields__:
+    for name in MessageTable.__struct_fields__:
         one, other = getattr(known, name), getattr(made, name)
         assert one.tolist() == other.tolist(), name
         assert one.dtype == other.dtype == np.int32

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from captured import BATCH
 from few_facts import few_facts
+from msgspec import structs
 from same_model import ProportionalModel
 from trioflow.base.errors import PlanError
 from trioflow.base.plan_row import SCHEDULES
@@ -57,7 +58,7 @@ def test_work_and_memory_are_a_ranks_tokens(method, trace):
 def test_a_ring_adds_up_by_several_passes_under_pytorch_and_by_one_under_megatron(trace):
     """Beside a block's own time; in fp32 under PyTorch, in the format of activations under Megatron-LM."""
     shared = SharedAttention("ring", 4, None, 100.0, 50.0, 50.0)
-    forward, backward = shared, replace(shared, forward=0)
+    forward, backward = shared, structs.replace(shared, forward=0)
     added = {}
     for name in ("bf16", "fsdp2-mixed", "megatron-bf16"):
         recipe, copies_s = choose_recipe(name), lambda sizes: [float(size) for size in sizes]

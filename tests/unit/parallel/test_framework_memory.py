@@ -11,6 +11,7 @@ from functools import cache
 import numpy as np
 import pytest
 from captured import BATCH, TRANSFORMER, capture_raw, with_steady_times
+from msgspec import structs
 from same_model import ProportionalModel
 from trioflow.base.columns import Columns
 from trioflow.base.errors import InputError
@@ -123,7 +124,7 @@ def test_stages_that_do_not_fit_are_balanced_by_layers_and_what_is_reserved_is_b
     machine = load_platform("dgx-h100", 4)
 
     def ask(stages, room_bytes=machine.device.memory_bytes):
-        device = replace(machine.device, memory_bytes=room_bytes + count_plan_outside(plan, "gpu"))
+        device = structs.replace(machine.device, memory_bytes=room_bytes + count_plan_outside(plan, "gpu"))
         options = Options(stages=stages)
         return prepare_step(resolve(trace, plan, replace(machine, device=device), batch=16, options=options))
 

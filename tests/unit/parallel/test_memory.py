@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from captured import BATCH
+from msgspec import structs
 from same_model import ProportionalModel
 from trioflow.base.errors import PlanError
 from trioflow.hardware.machine import load_device
@@ -166,7 +167,7 @@ def test_the_verdict_counts_it_and_the_answer_shows_it() -> None:
     for probability in (0.02, LIKELY - 0.01, LIKELY + 0.01, 0.95):
         share = survival.find_limit(probability, 1.0)
         room = round(told.step.needed_bytes / share + count_outside([4]))
-        device = replace(platform.device, memory_bytes=room)
+        device = structs.replace(platform.device, memory_bytes=room)
         step = replace(told.step, platform=replace(platform, device=device))
         assert step.fit_probability == pytest.approx(probability * (1 - survival.lapse), rel=1e-3)
         assert step.fits_memory is (probability > LIKELY)

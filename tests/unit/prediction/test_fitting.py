@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from trioflow.base.errors import InputError
 from trioflow.cli import main
 from trioflow.cli.answer import draw_bar
@@ -54,7 +55,7 @@ def test_changes_are_evaluated_where_the_step_may_not_fit() -> None:
     plan, machine = make_plan(2), load_platform("dgx-a100", 2)
     step = prepare_step(resolve(TRACE, plan, machine, batch=64))
     room = step.needed_bytes / load_survival().find_limit(0.3, 1.0) + step.outside_bytes
-    tight = replace(machine, device=replace(machine.device, memory_bytes=round(room)))
+    tight = replace(machine, device=structs.replace(machine.device, memory_bytes=round(room)))
     found = answer_memory(TRACE, plan, tight, batch=64)
     assert found["fit_probability"] == pytest.approx(0.3, rel=0.01) and found["left_bytes"] < 0
     changes = {row["flags"]: row for row in found["changes"]}
@@ -118,7 +119,7 @@ def test_the_most_that_fits_is_found_exactly_and_soon(need: Callable[[int], floa
 
 def small(name: str, ranks: int, memory_bytes: float) -> Platform:
     platform = load_platform(name, ranks)
-    return replace(platform, device=replace(platform.device, memory_bytes=round(memory_bytes)))
+    return replace(platform, device=structs.replace(platform.device, memory_bytes=round(memory_bytes)))
 
 
 def test_the_largest_batch_fits_and_the_next_does_not() -> None:

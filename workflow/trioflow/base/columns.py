@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -18,8 +18,7 @@ ABSENT = -1
 """Stands for a missing value in a column of whole numbers that may lack some: numbers, sizes and places are 0 or more."""
 
 
-@dataclass(frozen=True, eq=False)
-class Texts:
+class Texts(Struct, frozen=True, eq=False):
     """A column of text that holds each different text once."""
 
     codes: NDArray[np.signedinteger]  # place in ``words`` of each row's text, ABSENT where it is missing [rows]

@@ -20,8 +20,9 @@ copies those of each micro-step into a buffer of 500 million elements, sums it o
 ``zero/low_level/low_level_optim.py``: buckets of 12 x 2^20 elements, beside backward; stage 1 sums, stage 2 scatters.
 """
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from trioflow.base.errors import InputError
 
@@ -37,8 +38,7 @@ WORDS = {
 """Frameworks, and how an answer calls them."""
 
 
-@dataclass(frozen=True)
-class PrecisionRecipe:
+class PrecisionRecipe(Struct, frozen=True):
     """The number formats of a training step, in bytes of an element."""
 
     name: str  # the word that users give

@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import platform
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -124,7 +123,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}{target.suffix}")
+    temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}{target.suffix}")
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # less the umask
     try:
         yield temporary

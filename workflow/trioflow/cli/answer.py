@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trioflow import tables
+from trioflow.base.columns import Texts
 from trioflow.base.errors import InputError, how_to_install
 from trioflow.base.precision_recipes import choose_recipe
 from trioflow.base.units import format_apart, format_bytes, format_count, format_time, ns_to_s
@@ -39,6 +40,7 @@ from trioflow.cli.output import (
 )
 from trioflow.costmodel.choices import write_operator_times
 from trioflow.costmodel.features import classify
+from trioflow.costmodel.operators.curves import class_positions
 from trioflow.engine.compiled.run import has_numba
 from trioflow.hardware.machine import Device
 from trioflow.parallel.memory.peak import DOUBTED, LIKELY, count_wanted, describe_probability, find_fullest
@@ -90,31 +92,33 @@ def describe_model(facts: Facts) -> str:
 
 def describe_trace(trace: Trace) -> dict[str, Any]:
     """Return what a trace holds: ``tables.TRACES``, ``coverage`` (None without times), ``classes`` by phase, and sums."""
-    operators = trace.operators.assign(operator_class=classify(trace.operators))
-    operators.loc[operators["kind"] == "collective", "operator_class"] = "communication"
+    operators = trace.operator_columns
+    named = zip(classify(operators), operators["kind"].tolist(), strict=True)
+    names = Texts.of("communication" if kind == "collective" else name for name, kind in named)
     device_s = ns_to_s(float(operators["device_ns"].sum()))
     rows: list[dict[str, Any]] = []
-    for (phase, name), group in operators.groupby(["phase", "operator_class"], sort=True):
+    for name, phase, places in class_positions(operators.assign(operator_class=names)):
+        group = operators.take(places)
         time_s = ns_to_s(float(group["device_ns"].sum()))
         rows.append(
             {
                 "phase": phase,
-                "operator_class": str(name),
-                "operators": len(group),
+                "operator_class": name,
+                "operators": group.rows,
                 "device_time_s": time_s,
                 "share": time_s / device_s if device_s else 0.0,
                 "flop": sum(group["flop"].tolist()),
                 "bytes": int((group["read_bytes"] + group["write_bytes"]).sum()),
             }
         )
-    rows.sort(key=lambda row: (PHASES.index(row["phase"]), -row["device_time_s"]))
+    rows.sort(key=lambda row: (PHASES.index(row["phase"]), -row["device_time_s"], row["operator_class"]))
     facts = trace.facts
     kept = ("device_name", "torch", "warnings", "unjoined", "language_model", "precision_recipe")
     return {
         **summarise_trace(trace, facts.workload),
         **{key: getattr(facts, key) for key in kept},
         "device_time_s": device_s,
-        "operators": len(operators),
+        "operators": operators.rows,
         "classes": rows,
     }
 
@@ -230,11 +234,6 @@ def write_timeline(prediction: Prediction, path: str) -> None:
         write_step(prediction, path)
 
 
-def _suggest_numba(wall_s: float) -> str:
-    """Return how to install what compiles the engine, where it is missing and a simulation took long."""
-    return f"with numba; {how_to_install('fast')}" if wall_s > _PATIENCE_S and not has_numba() else ""
-
-
 def _run_simulate(options: argparse.Namespace) -> None:
     """Predict a step and print it."""
     apply_configuration(options)
@@ -317,7 +316,12 @@ def print_prediction(prediction: Prediction, answer: Mapping[str, Any], options:
                     f"{answer['events']} events in {format_time(answer['simulator_wall_s'])}"
                     f"{' (identical ranks simulated once)' if answer['folded'] else ''}",
                 ),
-                ("faster", _suggest_numba(answer["simulator_wall_s"])),
+                (
+                    "faster",
+                    f"with numba; {how_to_install('fast')}"
+                    if answer["simulator_wall_s"] > _PATIENCE_S and not has_numba()
+                    else "",
+                ),
                 *((name, getattr(options, name, None) or "") for name in ("timeline", "breakdown")),
                 ("page", getattr(options, "html", None) or ""),
             ]

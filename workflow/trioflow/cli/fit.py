@@ -2,8 +2,9 @@
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec import structs
 
 from trioflow import __version__
 from trioflow.base.errors import InputError
@@ -128,12 +129,12 @@ def _run_fit_collectives(options: argparse.Namespace) -> None:
     if known.links:
         link = load_constants(libraries[0])["link_gb_per_s"][known.link] * 1e9
         if max(rates) > link:  # otherwise no NVLink joins the ranks
-            machine = replace(machine, bus_bytes_per_s=known.links * link)
+            machine = structs.replace(machine, bus_bytes_per_s=known.links * link)
         else:
-            machine = replace(machine, hop="pci", in_switch_reduction=False)
+            machine = structs.replace(machine, hop="pci", in_switch_reduction=False)
     seen = max(n // m for n, m in zip(samples["ranks"], samples["nodes"], strict=True))
     ranks_per_node = options.ranks_per_node or max(int(seen), machine.ranks_per_node)
-    machine = replace(machine, ranks_per_node=ranks_per_node)
+    machine = structs.replace(machine, ranks_per_node=ranks_per_node)
     model = fit_platform_collectives(
         samples,
         options.platform,

@@ -103,29 +103,28 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_doctor(options: argparse.Namespace) -> None:
+    from trioflow.trace.language.make import cache_folder
+
     free = find_available_bytes()
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = f"{os.cpu_count()} cores, {allowed} of them for this process"
     facts = {
         "trioflow": f"{__version__}, {Path(__file__).parents[1]}",
         "Python": f"{platform.python_version()}, {sys.executable}",
         "system": platform.platform(),
-        "processor": f"{host_environment()['cpu_model']}, {_count_cores()}",
+        "processor": f"{host_environment()['cpu_model']}, {cores}",
         "memory": ("unknown" if free is None else f"{format_bytes(free)} free for this process"),
         "GPU": _describe_gpus(),
         "packages": _list_packages(),
         "models": _try_models(),
         "public data": _describe_mirror(),
         "kept kernels": _describe_kernels(),
-        "kept traces": _describe_traces(),
+        "kept traces": _weigh(cache_folder()),
     }
     if write_output(options.form, facts, [facts]):
         return
     width = max(map(len, facts)) + 2
     print("\n".join(f"{name:{width}}{fact}" for name, fact in facts.items()))
-
-
-def _count_cores() -> str:
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{os.cpu_count()} cores, {allowed} of them for this process"
 
 
 def _describe_gpus() -> str:
@@ -187,12 +186,6 @@ def _describe_kernels() -> str:
     if folder is None:
         return "nowhere: there is no home folder; each process compiles its own"
     return _weigh(folder)
-
-
-def _describe_traces() -> str:
-    from trioflow.trace.language.make import cache_folder
-
-    return _weigh(cache_folder())
 
 
 def _weigh(folder: Path) -> str:

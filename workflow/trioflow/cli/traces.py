@@ -232,18 +232,14 @@ def _run_import(options: argparse.Namespace) -> None:
     if len(ranks) > 1:
         _import_ranks(ranks, given, options.output)
         return
-    trace = import_trace(_only(ranks) or options.sources, given, options.format)
+    of_rank = [f for one in ranks.values() for f in (one.kineto, one.execution_trace) if f is not None]
+    trace = import_trace(of_rank or options.sources, given, options.format)
     save_trace(trace, options.output)
     row = summarise_trace(trace, Path(options.output).name)
     print(f"{row['workload']}, batch {row['batch']}: {len(trace.operators)} operators, {row['kernels']} kernels")
     print(f"step: {describe_step(row)}")
     print_warnings(trace.facts.warnings)
     print(f"written: {options.output}\nnext: trioflow show {options.output}")
-
-
-def _only(ranks: dict[int, RankFile]) -> list[Path]:
-    """Return the files of the only rank that several cycles of a profiler are of."""
-    return [f for one in ranks.values() for f in (one.kineto, one.execution_trace) if f is not None]
 
 
 def _import_ranks(ranks: dict[int, RankFile], given: ImportOptions, folder: str) -> None:

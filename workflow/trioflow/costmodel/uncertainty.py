@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from trioflow.base.arguments import check_argument
@@ -79,8 +80,7 @@ ASSUMED_FACTOR = 2.0
 """Either way, where nothing was held out: a convention, nothing measured backs it."""
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(Struct, frozen=True):
     """80 % of the logarithms of measured over predicted time."""
 
     low_log: float  # Ends of the interval; not above and not below 0
@@ -93,8 +93,7 @@ class Interval:
         return math.exp(self.low_log), math.exp(self.high_log)
 
 
-@dataclass(frozen=True)
-class Band(Interval):
+class Band(Interval, frozen=True):
     """Quantiles of the logarithm of recorded over predicted time, at some distance from what was recorded."""
 
     # Median absolute logarithm of the ratio between the two sizes' predictions, for rescaling; 0
@@ -113,8 +112,7 @@ class Band(Interval):
 ASSUMED_BAND = Band(-math.log(ASSUMED_FACTOR), math.log(ASSUMED_FACTOR), 0)
 
 
-@dataclass(frozen=True)
-class StepBand:
+class StepBand(Struct, frozen=True):
     """Interval of a whole step's compute, from the errors of step sums."""
 
     half_log: float  # Half width of the 80 % interval of the logarithm
@@ -252,8 +250,7 @@ SHIPPED_BAND = PACKAGE / "data/cost_models/step-anchor/band.json"
 _NUMBERS = ["time_s", "low_s", "high_s"]
 
 
-@dataclass(frozen=True)
-class StepAnchor:
+class StepAnchor(Struct, frozen=True):
     """What makes the operators of a trace sum to its measured step."""
 
     timer_s: float = 0.0  # Taken off the time of every operator that takes any [s]
@@ -264,8 +261,7 @@ class StepAnchor:
         return np.maximum(time_s - self.timer_s, 0.0) * self.scale
 
 
-@dataclass(frozen=True)
-class Anchoring:
+class Anchoring(Struct, frozen=True):
     """How the operators of a trace are brought to its measured step."""
 
     way: str = TIMER  # One of ``ANCHOR_WAYS``
@@ -326,8 +322,7 @@ def anchor_step(trace: Trace, way: str = TIMER) -> StepAnchor:
     return StepAnchor(timer_s, float(step_s) / left_s)
 
 
-@dataclass(frozen=True)
-class AnchoredModel(RowCostModel):
+class AnchoredModel(RowCostModel, Struct, frozen=True):
     """An operator model whose every time is that of an operator within a step."""
 
     base: OperatorModel  # Fitted to operators timed alone
@@ -372,8 +367,7 @@ FEWEST_OF_STEPS = 2
 """A kind of device with fewer borrows from the others."""
 
 
-@dataclass(frozen=True)
-class StepResidual:
+class StepResidual(Struct, frozen=True):
     """A predicted step that was measured, too."""
 
     way: str  # One of ``RESIDUAL_WAYS``: what of it was not recorded

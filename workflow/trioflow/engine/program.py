@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from trioflow.base.columns import ABSENT, Columns, Texts
@@ -114,8 +113,7 @@ ExchangeTraffic = CollectiveFlows | CollectiveMessages
 """What one collective puts on the network."""
 
 
-@dataclass(frozen=True, eq=False)
-class Exchanges:
+class Exchanges(Struct, frozen=True, eq=False):
     """Tasks that start and end together: a collective's members, or a send and its recv."""
 
     of_task: Ints  # exchange that each task is a member of, -1 for none [tasks]
@@ -137,7 +135,7 @@ class Exchanges:
     def stretch(self, factor: float) -> Exchanges:
         """Return them slower by a factor; the links are made narrower by it elsewhere."""
         plans: list[ExchangeTraffic] = [plan.stretch(factor) for plan in self.plans]
-        return replace(self, plans=plans, durations_s=self.durations_s * factor)
+        return structs.replace(self, plans=plans, durations_s=self.durations_s * factor)
 
 
 def make_exchanges(tasks: Columns, planner: CollectivePlanner) -> Exchanges:
@@ -313,8 +311,7 @@ class ExchangeRows:
 _SHOWN = 8
 
 
-@dataclass(frozen=True, eq=False)
-class Pieces:
+class Pieces(Struct, frozen=True, eq=False):
     """Parts of flows' ways over links, each at one rate."""
 
     flow_id: Ints  # which flow, in the order in which they started [pieces]
@@ -327,8 +324,7 @@ class Pieces:
     rate_bytes_per_s: Floats  # how fast [pieces] [bytes/s]
 
 
-@dataclass(frozen=True, eq=False)
-class Execution:
+class Execution(Struct, frozen=True, eq=False):
     """When every task ran."""
 
     # Start and end of each task after the start of the step [tasks] [s]
@@ -388,8 +384,7 @@ COMMUNICATION_KINDS = ("collective", "send", "recv")
 """Kinds of task that move data between ranks."""
 
 
-@dataclass(frozen=True, eq=False)
-class Program:
+class Program(Struct, frozen=True, eq=False, dict=True):
     """A task graph ready to run."""
 
     ranks: Ints  # rank of each task [tasks]
@@ -432,8 +427,8 @@ class Program:
     def change_times(self, durations_s: Floats, exchanges: Exchanges) -> Program:
         """Return the same tasks with other times, and exchanges with other plans: who waits for whom is worked out once."""
         known = {name: getattr(self, name) for name in ("missing", "successors", "first_successors")}
-        other = copy(self)
-        other.__dict__.update(known, durations_s=durations_s, exchanges=exchanges)
+        other = structs.replace(self, durations_s=durations_s, exchanges=exchanges)
+        vars(other).update(known)
         return other
 
     def stretch(self, factor: float) -> Program:
@@ -453,8 +448,7 @@ class Program:
         return f"task {task} '{self.names[task]}' (rank {self.ranks[task]}, {stream})"
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(Struct, frozen=True):
     """Times that a graph is run with: what gives those of its exchanges, and a factor on all others."""
 
     planner: CollectivePlanner

@@ -12,12 +12,13 @@ out once. Links are not shared anew: flows take from one another what they did i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from trioflow.base.columns import Columns
@@ -42,8 +43,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True, eq=False)
-class LaneIntervals:
+class LaneIntervals(Struct, frozen=True, eq=False):
     """Intervals, each of one lane."""
 
     lane: Ints  # number of the lane, from 0 [intervals]
@@ -210,7 +210,7 @@ def measure_concurrency(timeline: pd.DataFrame | Columns) -> list[float]:
     ranks, total_s = len(found), measure_lanes(compute, len(found))
     shared_s = np.zeros(ranks)
     for away in range(1, ranks):  # beside each rank's compute that of the rank so many places on
-        other = replace(compute, lane=(compute.lane - away) % ranks)
+        other = structs.replace(compute, lane=(compute.lane - away) % ranks)
         shared_s += total_s - measure_lanes(subtract_lanes(compute, other), ranks)
     possible_s = total_s * (ranks - 1)
     return list(np.divide(shared_s, possible_s, out=np.zeros(ranks), where=possible_s > 0))
@@ -253,8 +253,7 @@ def gather_traffic(program: Program, execution: Execution, network: AnyNetwork) 
     )
 
 
-@dataclass(frozen=True, eq=False)
-class LinkTraffic:
+class LinkTraffic(Struct, frozen=True, eq=False):
     """What crossed the links, in pieces: flows that move at one rate over one link."""
 
     links: tuple[Link, ...]  # directed links, as wide as they were when the flows ran
@@ -309,8 +308,7 @@ class Summary(TimelineSummary):
         return {name: value for name, value in found.items() if value is not None}
 
 
-@dataclass(frozen=True, eq=False)
-class Timed:
+class Timed(Struct, frozen=True, eq=False, dict=True):
     """When tasks ran, made when asked for."""
 
     make_timeline: Callable[[], Columns]
@@ -326,16 +324,14 @@ class Timed:
         return make_frame(self.timeline_columns)
 
 
-@dataclass(frozen=True, eq=False)
-class Executed(Timed):
+class Executed(Timed, frozen=True, eq=False):
     """The tasks that were executed: those of all ranks, or of one rank of each class."""
 
     graph: TaskGraph
     like: NDArray[np.int64]  # executed rank that does the same as each rank that has tasks [ranks]
 
 
-@dataclass(frozen=True, eq=False)
-class Result(Timed):
+class Result(Timed, frozen=True, eq=False):
     """What a simulation says of all ranks.
 
     ``traffic``: what crossed the links, with ``record_links``, for ``export.step_files.measure_links`` and ``link_rates``.
@@ -418,8 +414,7 @@ def check_size(tasks: int) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Drawn:
+class Drawn(Struct, frozen=True, eq=False):
     """What draws came to.
 
     ``step_s`` [draws] [s]; ``wait_s``: mean over draws of what each task waits for the others of its exchange [tasks]
@@ -431,8 +426,7 @@ class Drawn:
     late: Ints
 
 
-@dataclass(frozen=True, eq=False)
-class _Level:
+class _Level(Struct, frozen=True, eq=False):
     """Tasks whose exchanges wait for no other of the level, in the order of their items."""
 
     tasks: Ints  # [tasks of the level]

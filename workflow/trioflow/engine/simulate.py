@@ -20,6 +20,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from trioflow import tables
@@ -102,8 +103,7 @@ MOST_USES = 256
 """Planners are made anew after so many simulations, so that what they remember has an end."""
 
 
-@dataclass(eq=False)
-class _Planners(Derives):
+class _Planners(Derives, Struct, eq=False, dict=True):
     """What plans a platform's collectives; finding routes takes longer than a folded simulation."""
 
     platform: Platform
@@ -199,7 +199,7 @@ def aggregate_program(program: Program, network: AnyNetwork) -> tuple[Program, i
     of_exchange = lasting_s[exchanges.plan_of]
     replaced = ~np.isnan(of_exchange)
     durations_s = np.where(replaced, of_exchange, exchanges.durations_s)
-    changed = replace(program, exchanges=replace(exchanges, plans=plans, durations_s=durations_s))
+    changed = structs.replace(program, exchanges=structs.replace(exchanges, plans=plans, durations_s=durations_s))
     return changed, int(replaced.sum()), moved_bytes
 
 
@@ -260,8 +260,7 @@ UNKNOWN_RANKS = "the graph does not say which ranks are identical"
 """Why all ranks are simulated of a graph that was read from a file or whose tables were read."""
 
 
-@dataclass(frozen=True, eq=False)
-class Prepared:
+class Prepared(Struct, frozen=True, eq=False):
     """What an engine is given, and how its answer is read."""
 
     # Of all ranks, or of one of each class, with the times of each case
@@ -290,8 +289,7 @@ class Prepared:
         return replace(summary, per_rank=per_rank, ranks=fold.ranks)
 
 
-@dataclass(frozen=True, eq=False)
-class Ran:
+class Ran(Struct, frozen=True, eq=False):
     """What an engine did."""
 
     program: Program  # what was executed
@@ -319,7 +317,7 @@ def run_prepared(ready: Prepared, options: SimulationOptions) -> list[Ran]:
             link_bytes = dict(execution.link_bytes)
             for link, size in zip(mover.links, moved_bytes.tolist(), strict=True):  # type: ignore[union-attr]
                 link_bytes[link[:2]] += size
-            execution = replace(execution, link_bytes=link_bytes)
+            execution = structs.replace(execution, link_bytes=link_bytes)
         ran.append(Ran(program, mover, execution, engine, aggregated, wall_s))
     return ran
 
@@ -475,8 +473,7 @@ def simulate(
     return _simulate(graph, platform, collectives, replace(options, **changes), "time_s")
 
 
-@dataclass(frozen=True)
-class End:
+class End(Struct, frozen=True):
     """An end of an interval: which of a collective's times is taken, and a factor on compute."""
 
     bound: Bound
@@ -605,7 +602,7 @@ def _stretch_compute(graph: TaskGraph, slowdown: float, run: Callable[[TaskGraph
         stretched_s = np.where(compute, stretched_s + part * (wanted_s - stretched_s), base_s)
     warning = f"compute beside collectives had not settled after {ROUNDS} runs"
     warnings = [*result.summary.warnings, warning]
-    return replace(result, summary=replace(result.summary, warnings=warnings))
+    return structs.replace(result, summary=replace(result.summary, warnings=warnings))
 
 
 def measure_overlap(timeline: pd.DataFrame | Columns) -> NDArray[np.float64]:

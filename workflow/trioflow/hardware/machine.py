@@ -17,10 +17,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import Struct, structs
 
 from trioflow.base.derived import Derives
 from trioflow.base.errors import PlatformError, suggest
@@ -39,8 +41,7 @@ TABLE = PACKAGE / "data" / "device_names.json"
 _MEMORY = re.compile(r"\b(\d+) ?g(?:i?b)?\b")
 
 
-@dataclass(frozen=True)
-class DeviceName:
+class DeviceName(Struct, frozen=True):
     """The parts of a name."""
 
     # What is left without vendor, memory and form factor: ``("rtx", "2080", "ti")``.
@@ -398,8 +399,7 @@ TIES = ("first", "ecmp")
 """What becomes of equally good routes; see ``Routing``."""
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(Struct, frozen=True):
     """The device of every rank.
 
     ``peak_flop_per_s``: dense, by precision [flop/s]; ``memory_bandwidth_bytes_per_s``: None where
@@ -427,7 +427,7 @@ class Device:
 
     def keep_free(self, share: float) -> Device:
         """Return the device with less memory to use."""
-        return replace(self, memory_bytes=int(self.memory_bytes * (1 - share)))
+        return structs.replace(self, memory_bytes=int(self.memory_bytes * (1 - share)))
 
     @property
     def described(self) -> DeviceSheet | str:
@@ -470,8 +470,7 @@ ALL = "all"
 """Collectives that are not named, of `InterNode`."""
 
 
-@dataclass(frozen=True)
-class InterNode:
+class InterNode(Struct, frozen=True):
     """What a user measured between the nodes of a machine.
 
     ``bus_bandwidth_bytes_per_s``: as nccl-tests prints it over whole nodes, by collective, or of ``ALL``

@@ -8,7 +8,6 @@ Its links are listed, or built by a builder by name and its signature, degraded 
 measured runs showed of a platform beside its own numbers lies in a file of its own (`correct_platform`).
 """
 
-import difflib
 import inspect
 import math
 import types
@@ -279,11 +278,6 @@ def build_links(content: Mapping[str, Any], ranks: int, file: str | Path) -> lis
     return links
 
 
-def list_failed_links(content: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the failed links of a platform file's content, as source and target."""
-    return [ends for entry in content.get("failed_links", []) for ends in _list_ends(entry)]
-
-
 def _list_ends(entry: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return source and target of an entry's link, and of the one back where it stands for both ways."""
     ends = [(entry["from"], entry["to"]), (entry["to"], entry["from"])]
@@ -332,6 +326,8 @@ def _degrade_links(links: list[Link], content: Mapping[str, Any], file: str | Pa
 def _offer_link(links: list[Link], source: str, target: str) -> str:
     targets = [link.target for link in links if link.source == source]
     if targets:
+        import difflib  # only for a message
+
         close = difflib.get_close_matches(target, targets, n=1, cutoff=0.0)
         return f"from {source} one leads to {close[0]}"
     nodes = find_nodes(links)
@@ -504,7 +500,10 @@ def _build(content: dict[str, Any], ranks: int | None, path: str | Path) -> Plat
         compute_slowdown_during_collective=_number(content.get(SLOWDOWN, {"value": 1.0})),
         corrections={key: _number(one) for key, one in content.get("corrections", {}).items()},
         eager_send_bytes=_number(content.get(EAGER, {"value": 0.0})),
-        routing=Routing(**content.get("routing", {}), failed=frozenset(list_failed_links(content))),
+        routing=Routing(
+            **content.get("routing", {}),
+            failed=frozenset(ends for entry in content.get("failed_links", []) for ends in _list_ends(entry)),
+        ),
     )
 
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, structs
 
 from trioflow.base.derived import Derives, derived
 from trioflow.base.errors import InputError, suggest
@@ -161,7 +161,7 @@ def _set_links(platform: Platform, per_node: int, asked: InterNode) -> Platform:
             f"{format_bytes(float(reached) * per_node)}/s",
             fix="give the bus bandwidth of a node in bytes/s, or describe its links in a platform file",
         )
-    settled = replace(asked, bus_bandwidth_bytes_per_s=rates, in_links=True)
+    settled = structs.replace(asked, bus_bandwidth_bytes_per_s=rates, in_links=True)
     return replace(platform, links=links, inter_node=settled)
 
 
@@ -221,8 +221,7 @@ _DOUBLING, _MORE_NODES = 1.1, 1.5
 """How much further off a time may be for each doubling of the size from the one measured, and of the nodes beyond them."""
 
 
-@dataclass(frozen=True)
-class NodeNetwork:
+class NodeNetwork(Struct, frozen=True):
     """What lies between nodes of a cluster: its share of the links' rate, and a hop in rings and in trees [s].
 
     ``tree_hop_s``: 0 where all-reduces are rings. ``ordinary``: not of TCP sockets, nor of a few of the cards alone.
@@ -250,8 +249,7 @@ def load_networks() -> tuple[NodeNetwork, ...]:
     )
 
 
-@dataclass(frozen=True)
-class GroupPlacement:
+class GroupPlacement(Struct, frozen=True):
     """How a group lies on nodes: so many, with at least ``fewest`` of its ranks in each."""
 
     nodes: int
@@ -260,8 +258,7 @@ class GroupPlacement:
     ranks: int  # of the group
 
 
-@dataclass(frozen=True)
-class AcrossTime(CollectiveTime):
+class AcrossTime(CollectiveTime, frozen=True):
     """Time of a collective over nodes, of which a part is latency [s]."""
 
     confidence: str = "uncalibrated"
@@ -274,11 +271,10 @@ class AcrossTime(CollectiveTime):
             one + max(one - self.latency_s, 0.0) * (factor - 1) + more_s
             for one in (self.time_s, self.low_s, self.high_s)
         )
-        return replace(self, time_s=time_s, low_s=low_s, high_s=high_s, latency_s=self.latency_s + more_s)
+        return structs.replace(self, time_s=time_s, low_s=low_s, high_s=high_s, latency_s=self.latency_s + more_s)
 
 
-@dataclass(frozen=True, eq=False)
-class AcrossFlows:
+class AcrossFlows(Struct, frozen=True, eq=False):
     """One collective over nodes: its flows, their bytes [flows], and what is known of its time."""
 
     shape: FlowShape
@@ -420,7 +416,7 @@ class NodeGroups(Derives):
             return fit.time(collective, message_bytes, spread, take)
         known = self._asked is not None and bool(self._asked.bus_bandwidth_bytes_per_s)
         margin = _REPEATED if known else _UNSEEN
-        middle_s = median(take(one) for one in self._networks)
+        middle_s = float(np.median([take(one) for one in self._networks]))
         return AcrossTime(
             middle_s,
             min(take(one, "low_s") for one in self._networks) / margin,
@@ -578,8 +574,7 @@ def take_network(
     return time_s
 
 
-@dataclass(frozen=True)
-class _Fitted:
+class _Fitted(Struct, frozen=True):
     """The network that explains what was measured with messages of one size over whole nodes."""
 
     measured: BetweenNodes
@@ -603,13 +598,13 @@ class _Fitted:
             alone_s = max(time_s**_PIPELINED - hops_s, 0.0) ** (1 / _PIPELINED)
             share = wire_s * least / alone_s if alone_s else math.inf
             if share > _FASTER_RING:
-                return replace(usual, share=share, hop_s=math.inf)
+                return structs.replace(usual, share=share, hop_s=math.inf)
         alone_s = max(inside_s, wire_s / usual.share)
         if time_s < alone_s:
-            return replace(usual, share=wire_s / time_s, tree_hop_s=0.0)
+            return structs.replace(usual, share=wire_s / time_s, tree_hop_s=0.0)
         ring_s = (time_s**_HANDED_ON - alone_s**_HANDED_ON) ** (1 / _HANDED_ON)
         rest_s = ring_s - (spread.ranks - nodes) * _INSIDE_HOP_S
-        return replace(usual, hop_s=max(rest_s, 0.0) / (nodes - 1), tree_hop_s=0.0)
+        return structs.replace(usual, hop_s=max(rest_s, 0.0) / (nodes - 1), tree_hop_s=0.0)
 
     def _whole(self, collective: str, nodes: int) -> tuple[GroupPlacement, float, float]:
         per_node, size = self.measured.ranks_per_node, self.measured.message_bytes

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal, Protocol
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from trioflow.base.derived import Derives
@@ -30,8 +30,7 @@ Routes = dict[tuple[int, int], tuple[float, float]]
 """Bandwidth of the narrowest link [bytes/s] and latency [s] from place to place of a node."""
 
 
-@dataclass(frozen=True)
-class RelinkedCollectives:
+class RelinkedCollectives(Struct, frozen=True):
     """Measured collectives over links that are not those of the measurement."""
 
     base: CollectiveCost  # as measured
@@ -58,8 +57,7 @@ class RelinkedCollectives:
         return CollectiveTime(time_s, base.low_s * min(factor, 1.0), base.high_s * max(factor, 1.0), UNCALIBRATED)
 
 
-@dataclass(frozen=True)
-class LinkCollectives:
+class LinkCollectives(Struct, frozen=True, dict=True):
     """Collectives inside a node where none was measured: the ring's closed form over the node's links."""
 
     machine: Platform
@@ -167,8 +165,7 @@ class CollectiveCost(Protocol):
         """Return the duration of a collective that nothing disturbs."""
 
 
-@dataclass(frozen=True, eq=False)
-class CollectiveFlows:
+class CollectiveFlows(Struct, frozen=True, eq=False):
     """Flows of one collective and how far their times can be trusted."""
 
     shape: FlowShape  # ends and routes of the flows

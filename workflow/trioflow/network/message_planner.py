@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from trioflow.base.errors import InputError, SimulationError
@@ -45,8 +45,7 @@ JOIN = -1
 _ROTATIONS = ("all_reduce", "barrier", "reduce_scatter", "all_gather", "all_to_all")
 
 
-@dataclass(frozen=True, eq=False)
-class MessageTable:
+class MessageTable(Struct, frozen=True, eq=False):
     """The messages of a pattern; nothing waits for a later row, and every join for something."""
 
     pairs: Index  # different (source, target) among the endpoints [pairs, 2]
@@ -197,8 +196,7 @@ def tabulate(schedule: MessageSchedule) -> MessageTable:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class CollectiveMessages:
+class CollectiveMessages(Struct, frozen=True, eq=False):
     """One collective, message by message, and how far its time can be trusted."""
 
     pattern: MessagePattern  # what is sent
@@ -217,7 +215,7 @@ class CollectiveMessages:
 
     def stretch(self, factor: float) -> CollectiveMessages:
         """Return it slower by a factor; the links are made narrower by it elsewhere."""
-        return replace(
+        return structs.replace(
             self, latencies_s=self.latencies_s * factor, max_rates_bytes_per_s=self.max_rates_bytes_per_s / factor
         )
 
@@ -314,7 +312,7 @@ class MessagePlanner(CollectivePlanner):
         measured, time_s = measured_time
         fitted, alone_s = _fit_messages(plain, time_s, self._run_alone)
         warning = warn_of_speed(collective, len(group), alone_s, time_s, self._platform)
-        return replace(fitted, confidence=measured.confidence, warning=warning)
+        return structs.replace(fitted, confidence=measured.confidence, warning=warning)
 
     def kind(self, collective: str, message_bytes: int) -> object:
         """Return what collectives share whose shapes are the same in any group."""
@@ -418,17 +416,17 @@ def _fit_messages(plain: CollectiveMessages, time_s: float, run_alone: RunAlone)
 
     def slow_down(factor: float) -> CollectiveMessages:
         if factor < 1:
-            return replace(plain, block_bytes=plain.block_bytes * factor)
-        return replace(plain, max_rates_bytes_per_s=widths / factor)
+            return structs.replace(plain, block_bytes=plain.block_bytes * factor)
+        return structs.replace(plain, max_rates_bytes_per_s=widths / factor)
 
-    empty = replace(plain, block_bytes=0.0)
+    empty = structs.replace(plain, block_bytes=0.0)
     latency_s = measure(empty)
     alone_s = measure(plain)
     if time_s <= latency_s or alone_s == latency_s:
         if not latency_s:  # Nothing takes any time here: let all messages wait equally.
-            empty = replace(empty, latencies_s=np.ones(len(plain.latencies_s)))
+            empty = structs.replace(empty, latencies_s=np.ones(len(plain.latencies_s)))
         factor = time_s / measure(empty)
-        return replace(empty, latencies_s=empty.latencies_s * factor), alone_s
+        return structs.replace(empty, latencies_s=empty.latencies_s * factor), alone_s
     factor = (time_s - latency_s) / (alone_s - latency_s)
     if rate is not None:
         return slow_down(factor), alone_s

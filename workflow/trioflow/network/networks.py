@@ -10,11 +10,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from trioflow.base.errors import InputError, SimulationError
@@ -29,8 +29,7 @@ NEVER_S = math.inf
 """Time of an event that does not happen [s]."""
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
+class Flow(Struct, frozen=True):
     """Bytes on their way from one node to another."""
 
     flow_id: int  # identity; also the order in which ties are broken

@@ -15,10 +15,10 @@ and W: ``torch/distributed/pipelining/_backward.py``, ``stage.py`` (the first st
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field, structs
 from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError
@@ -57,8 +57,7 @@ _BLOCK = re.compile(r"\.\d+$")
 """How the name of a unit ends that is one of a model's repeated blocks."""
 
 
-@dataclass(frozen=True)
-class Recomputation:
+class Recomputation(Struct, frozen=True):
     """A region of forward whose results are dropped and computed again."""
 
     operators: tuple[int, ...]  # forward operators that run again, in order
@@ -105,7 +104,7 @@ def plan_recomputation(trace: ModelGraph, kind: str, cut: Sequence[Sequence[str]
     found = [_make_region(region, saved, stops) for region in regions]
     if policy:
         kept = _find_kept(trace, policy, regions)
-        found = [replace(r, operators=tuple(sorted({*r.operators} - kept))) for r in found]
+        found = [structs.replace(r, operators=tuple(sorted({*r.operators} - kept))) for r in found]
     return [region for region in found if region.operators]
 
 
@@ -132,8 +131,7 @@ def _find_kept(trace: ModelGraph, policy: str, blocks: Sequence[Sequence[int]]) 
     return kept
 
 
-@dataclass(frozen=True)
-class _Saved:
+class _Saved(Struct, frozen=True):
     """What backward reads of one forward operator: by which operators, and whether a result of it."""
 
     readers: frozenset[int]
@@ -236,8 +234,7 @@ def _mixes(row: Operator, category: Sequence[str]) -> bool:
     return row.name in PRODUCTS and [category[i] for i in row.input_ids].count("activation") >= 2
 
 
-@dataclass
-class BackwardSplit:
+class BackwardSplit(Struct):
     """The two parts of one stage's backward."""
 
     # ``op_id`` of the operators of I and of W, in order

@@ -12,11 +12,12 @@ of no length. A sender is busy until its message has arrived; arrivals from one 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field, structs
 
 from trioflow.base.columns import ABSENT, Columns
 from trioflow.base.experiments import Plan
@@ -82,7 +83,7 @@ def release_sends(graph: TaskGraph, largest_bytes: float) -> TaskGraph:
     if not largest_bytes or "recv" not in graph.kinds:
         return graph
     if graph.fold is not None and graph.fold.coarser is None:
-        return TaskGraph.of_fold(replace(graph.fold, graph=_release(graph.fold.graph, largest_bytes)))
+        return TaskGraph.of_fold(structs.replace(graph.fold, graph=_release(graph.fold.graph, largest_bytes)))
     return _release(graph, largest_bytes)
 
 
@@ -128,8 +129,7 @@ def holds_host(plan: Plan, framework: str) -> bool:
     return framework == MEGATRON and find_traits(plan.schedule).waits == "each"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Step:
+class _Step(Struct, frozen=True, kw_only=True):
     """What is asked for, once plan, batch and times to start from are settled."""
 
     given: list[ModelGraph]
@@ -152,8 +152,7 @@ class _Step:
     warnings: list[str] = field(default_factory=list)  # what was decided on the way
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Written:
+class _Written(Struct, frozen=True, kw_only=True):
     """The programs of all ranks, and what they were made of."""
 
     builder: ProgramBuilder

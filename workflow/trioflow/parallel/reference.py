@@ -9,9 +9,10 @@ do. The operator table keeps the two parts apart.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from trioflow.base.columns import Columns, Texts
@@ -24,8 +25,7 @@ from trioflow.parallel.splits.tensor_split import Shares, TensorSplit, scale_ope
 from trioflow.trace.store import Trace
 
 
-@dataclass(frozen=True, eq=False)
-class Reference(Derives):
+class Reference(Derives, Struct, frozen=True, eq=False, dict=True):
     """Recorded operators to start from."""
 
     trace: ModelGraph  # the trace nearest in batch; its tensors give the sizes of messages
@@ -122,8 +122,7 @@ def _silence(operators: Columns, names: Sequence[str]) -> Columns:
     return operators.assign(**{name: operators[name] * others for name in names})
 
 
-@dataclass
-class OperatorTimes:
+class OperatorTimes(Struct):
     """Times of the operators at one micro-batch's size."""
 
     # Time on the device and host time before it [s] [operators]
@@ -132,8 +131,7 @@ class OperatorTimes:
     separate_host: bool  # whether the host runs beside the device (a GPU) or is the device (a CPU)
 
 
-@dataclass(frozen=True, eq=False)
-class PricedModel(Derives):
+class PricedModel(Derives, Struct, frozen=True, eq=False, dict=True):
     """Operators to start from, and the model that predicts their times at other sizes."""
 
     reference: Reference

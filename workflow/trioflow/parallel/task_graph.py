@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from itertools import product
 from math import prod
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from trioflow import tables
@@ -231,7 +232,7 @@ class TaskGraph:
     def change_durations(self, durations_s: NDArray[np.float64]) -> TaskGraph:
         """Return a graph, folded as this one, whose stored tasks take another time each [s]."""
         graph = TaskGraph(self.kept_tasks.assign(duration_s=durations_s), self._dependencies, self.metadata)
-        return graph if self.fold is None else TaskGraph.of_fold(replace(self.fold, graph=graph))
+        return graph if self.fold is None else TaskGraph.of_fold(structs.replace(self.fold, graph=graph))
 
     def to_networkx(self) -> DiGraph:
         """Return the tasks as nodes with the columns of their table, and an edge to each task that waits for another.
@@ -432,8 +433,7 @@ Ints = NDArray[np.int64]
 _NOWHERE = -1
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(Struct, frozen=True):
     """Ranks in a grid, the last axis fastest, and the axes along which all do the same."""
 
     sizes: tuple[int, ...]  # ranks along each axis
@@ -599,8 +599,7 @@ def _copy_tasks(fold: Fold, representatives: Ints, groups: list[Ints], first_par
     return TaskGraph(tasks, Columns(parts), fold.graph.metadata), family_of
 
 
-@dataclass(frozen=True, eq=False)
-class Family:
+class Family(Struct, frozen=True, eq=False):
     """Groups of ranks that stand for one another."""
 
     # Members of each group in its order [groups, members]; of a message, the sender and the
@@ -609,8 +608,7 @@ class Family:
     group_of: Ints  # group that each rank is in, -1 for none [ranks]
 
 
-@dataclass(frozen=True, eq=False)
-class Fold(Derives):
+class Fold(Derives, Struct, frozen=True, eq=False, dict=True):
     """A task graph with identical ranks kept once, as ``find_problem`` checks for groups.
 
     Where a representative takes part in a match, a member does in that of its own group of the family, at the same

@@ -8,7 +8,6 @@ parts, its memory and what it rests on. `draw_step` repeats a step with other le
 step times, who waits for whom, and which rank is late.
 """
 
-import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
+from msgspec import Struct
 
 from trioflow import __version__
 from trioflow.base.arguments import show_fields
@@ -84,8 +84,7 @@ _QUANTILES = (("low_s", 0.1), ("median_s", 0.5), ("high_s", 0.9))
 _STEP, _RANK, _MICRO_BATCH, _PASS, _EXCHANGE, _OPERATOR = range(6)
 
 
-@dataclass(frozen=True, eq=False)
-class Draws:
+class Draws(Struct, frozen=True, eq=False):
     """A step in all its draws.
 
     ``step_s``: of consecutive steps of a run, with one seed comparable draw by draw between plans [draws] [s].
@@ -478,6 +477,8 @@ class Prediction:
         return "\n".join([f"Prediction of {self.title}", *(f"  {a:<16}{b}" for a, b in self.list_facts())])
 
     def _repr_html_(self) -> str:
+        import html
+
         rows = "".join(
             f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
             f"<td style='text-align:left'>{html.escape(text)}</td></tr>"

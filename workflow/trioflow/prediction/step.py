@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from msgspec import Struct, structs
 
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.experiments import Plan
@@ -108,11 +109,12 @@ def simulate_interval(
     (low_s, low_wall_s), (high_s, high_wall_s) = at_ends
     low_s, high_s = uncertainty.widen(nominal.summary.step_time_s, low_s, high_s)
     wall_s = nominal.summary.simulator_wall_s + low_wall_s + high_wall_s
-    return replace(nominal, summary=replace(nominal.summary, low_s=low_s, high_s=high_s, simulator_wall_s=wall_s))
+    return structs.replace(
+        nominal, summary=replace(nominal.summary, low_s=low_s, high_s=high_s, simulator_wall_s=wall_s)
+    )
 
 
-@dataclass(frozen=True)
-class Simulated:
+class Simulated(Struct, frozen=True):
     """A simulated step: ``graph`` has the session's ``factors`` on each rank's phases, ``trace_only_s`` has not [s]."""
 
     result: Result
@@ -209,7 +211,7 @@ class Step:
         if summary.low_s is None or summary.high_s is None or summary.step_time_s <= 0:
             return result
         low_s, high_s = calibrate_interval(self.kind, summary.step_time_s, (summary.low_s, summary.high_s))
-        return replace(result, summary=replace(summary, low_s=low_s, high_s=high_s))
+        return structs.replace(result, summary=replace(summary, low_s=low_s, high_s=high_s))
 
     def replace_options(self, **changes: Any) -> Step:
         """Return the same step with some other options of its simulation."""
@@ -228,7 +230,7 @@ class Step:
             ends = few.result.summary, many.result.summary
             took_s = sum(one.simulator_wall_s for one in ends)
             summary = replace(_extend(*ends, self.beyond), simulator_wall_s=took_s)
-            return replace(many, result=replace(many.result, summary=summary))
+            return structs.replace(many, result=structs.replace(many.result, summary=summary))
         run = simulate_interval if self.options.interval else simulate
         if self.anchor is None:
             result = run(self.graph, self.platform, self.collectives, self.options)
@@ -346,8 +348,7 @@ Factors = Mapping[str, float]
 """Phase to the factor from traced to measured compute."""
 
 
-@dataclass(frozen=True)
-class SessionAnchor:
+class SessionAnchor(Struct, frozen=True):
     """Factors from traced compute to a session's, for each phase."""
 
     quiet: Factors  # with one rank busy

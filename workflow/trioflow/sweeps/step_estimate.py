@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from trioflow.base.derived import derived
 from trioflow.base.experiments import Plan
@@ -386,7 +387,7 @@ def _list_shards(costs: UnitCosts, plan: Plan) -> tuple[list[Shard | None], list
     unit_of = {p.name: min(where, default=0) for p, where in zip(list_parameters(trace), placed, strict=True)}
     for parameter in root.parameters:
         at.setdefault(unit_of[parameter.name], []).append(parameter)
-    units = [*inner, *(replace(root, parameters=tuple(parameters)) for parameters in at.values())]
+    units = [*inner, *(structs.replace(root, parameters=tuple(parameters)) for parameters in at.values())]
     shards = [
         Shard(
             costs.messages.data_s(plan, "all_gather", one.gathered_bytes, one.unit.experts),

@@ -288,20 +288,17 @@ def read_columns(path: str | Path | pa.BufferReader, name: str) -> Columns:
 
 def read_table(path: str | Path, name: str, schema: pa.Schema | None = None) -> pd.DataFrame:
     """Return a Parquet table as a data frame, as `read_arrow`; the file's metadata is in ``frame.attrs``."""
+    import pandas as pd
+
     table, metadata = read_arrow(path, name, schema)
-    frame: pd.DataFrame = table.to_pandas(types_mapper=_nullable_integers)
+    frame: pd.DataFrame = table.to_pandas(
+        types_mapper={INT: pd.Int64Dtype()}.get
+    )  # whole numbers stay so where some lack
     for field in table.schema:
         if pa.types.is_list(field.type):
             frame[field.name] = table.column(field.name).to_pylist()
     frame.attrs = metadata
     return frame
-
-
-def _nullable_integers(kind: pa.DataType) -> Any:
-    """Keep integers with missing values as integers."""
-    import pandas as pd
-
-    return pd.Int64Dtype() if pa.types.is_int64(kind) else None
 
 
 def list_cells(column: pd.Series[Any]) -> list[Any]:

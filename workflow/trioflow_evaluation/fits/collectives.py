@@ -8,7 +8,7 @@ whole result of an all_gather, the whole input of a reduce_scatter.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from msgspec import to_builtins
 from trioflow import __version__
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import digest_file, read_own_records, read_own_table, write_json
@@ -295,8 +296,8 @@ def _times(collective: str, nodes: Any, rates: Any) -> Any:
 
 def build_between_nodes(data_folder: str | Path, path: str | Path, name: str) -> Path:
     """Write the file that ships of one of the two networks."""
-    found = read_node_bandwidths(data_folder, name)
-    write_json(path, {"kind": _NODES_KIND, "format": _NODES_FORMAT, **asdict(found)})
+    rows = to_builtins(read_node_bandwidths(data_folder, name))
+    write_json(path, {"kind": _NODES_KIND, "format": _NODES_FORMAT, **rows})
     return Path(path)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec import structs
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import digest_file, write_json
 from trioflow.base.units import us_to_ns
@@ -276,7 +277,7 @@ def fit_scaled_products(
             table = _fit_products_of(rows, sheet.sm_count, sheet)
             launch_s, *rest = table.curve.coefficients
             launch_s = min(launch_s, halves[sheet.name].curve.coefficients[0])
-            alone = replace(table, curve=Curve(FORM, (launch_s, *rest)))
+            alone = structs.replace(table, curve=Curve(FORM, (launch_s, *rest)))
             found.setdefault(name, {})[sheet.name] = alone
     return found
 
@@ -746,6 +747,6 @@ def build_operator_models(data_folder: str | Path, output: str | Path) -> list[P
         model, _ = fit_device_model(device.traces, device.limits, benchmarks=device.benchmarks())
         facts = {**model.facts, "sources": device.sources()}
         path = Path(output) / device.sheet_name / _MODEL_FILE
-        replace(model, facts=facts).save(path)
+        structs.replace(model, facts=facts).save(path)
         written.append(path)
     return written

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from trioflow import tables
 from trioflow.base.errors import InputError
@@ -30,8 +30,7 @@ UNKNOWN_VERSION = "NCCL of unknown version"
 """Library of samples that do not say."""
 
 
-@dataclass(frozen=True)
-class SizeCurve:
+class SizeCurve(Struct, frozen=True):
     """Times of messages over their sizes; ValueError where it is none."""
 
     message_bytes: Floats  # Measured sizes [bytes], ascending
@@ -47,8 +46,7 @@ class SizeCurve:
             raise ValueError("sizes or times of a curve are not ascending, or no positive numbers")
 
 
-@dataclass(frozen=True)
-class MessageCurve(SizeCurve):
+class MessageCurve(SizeCurve, frozen=True):
     """Times over sizes, with what is known of their spread."""
 
     median_s: Floats  # Median of the repeats of each size [s], as measured
@@ -120,8 +118,7 @@ Key = tuple[str, int, int]
 """Collective, ranks, nodes."""
 
 
-@dataclass(frozen=True)
-class CollectiveCurve(SizeCurve):
+class CollectiveCurve(SizeCurve, frozen=True):
     """Times of one collective of some ranks, and where they come from."""
 
     library: str
@@ -149,8 +146,7 @@ SHIFT = "shift"
 nccl-tests' sendrecv), and measured as one."""
 
 
-@dataclass(frozen=True)
-class CollectiveTime:
+class CollectiveTime(Struct, frozen=True):
     """Duration of one collective."""
 
     time_s: float  # Expected time [s]
@@ -198,8 +194,7 @@ def check_collective(collective: str, ranks: int, message_bytes: float, nodes: i
         )
 
 
-@dataclass(frozen=True)
-class CollectiveCostModel:
+class CollectiveCostModel(Struct, frozen=True):
     """Measured curves of one platform and library."""
 
     platform: str
@@ -288,8 +283,7 @@ def _model_from_json(content: dict[str, Any]) -> CollectiveCostModel:
 NODES_FILE = "between_nodes.json"
 
 
-@dataclass(frozen=True)
-class NodeCurve:
+class NodeCurve(Struct, frozen=True):
     """Times of one collective over whole nodes [s]: median, and 5 and 95 % of the runs."""
 
     nodes: tuple[int, ...]
@@ -298,8 +292,7 @@ class NodeCurve:
     high_s: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class BetweenNodes:
+class BetweenNodes(Struct, frozen=True):
     """Collectives over whole nodes of a cluster."""
 
     platform: str

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec import Struct, structs
 
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import PACKAGE, read_json, write_json
@@ -40,8 +41,7 @@ _POINT_TO_POINT = ("send", "all_to_all", "scatter", "gather")
 _US, _GB = 1e-6, 1e9
 
 
-@dataclass(frozen=True)
-class NcclMachine:
+class NcclMachine(Struct, frozen=True):
     """What the formulas ask of a machine."""
 
     generation: str  # volta | ampere | hopper | blackwell: Which row of the constants holds
@@ -53,8 +53,7 @@ class NcclMachine:
     network_bytes_per_s: float | None = None
 
 
-@dataclass(frozen=True)
-class Choices:
+class Choices(Struct, frozen=True):
     """What NCCL would choose for some messages, and the parts of its time."""
 
     algorithm: list[str]  # ``ring``, ``tree``, ``nvls`` or ``p2p``, one entry a message
@@ -64,8 +63,7 @@ class Choices:
     wire_s: Floats
 
 
-@dataclass(frozen=True)
-class _Option:
+class _Option(Struct, frozen=True):
     algorithm: str
     protocol: int
     base_s: float
@@ -73,8 +71,7 @@ class _Option:
     s_per_byte: float
 
 
-@dataclass(frozen=True)
-class KnownDevice:
+class KnownDevice(Struct, frozen=True):
     """What a GPU's name says."""
 
     generation: str  # As in :class:`NcclMachine`
@@ -260,8 +257,7 @@ def choose(
 PARTS = 3
 
 
-@dataclass(frozen=True)
-class Calibration:
+class Calibration(Struct, frozen=True):
     """Factors of one operation on one platform."""
 
     # Logarithms: fixed part, hops, bandwidth, each for LL, LL128, Simple.
@@ -341,8 +337,7 @@ def place(nodes: int) -> str:
     return "within" if nodes == 1 else "between"
 
 
-@dataclass(frozen=True)
-class Nccl:
+class Nccl(Struct, frozen=True):
     """NCCL's selection with its times scaled to the platform, for each operation."""
 
     machine: NcclMachine
@@ -361,8 +356,7 @@ class Nccl:
         )
 
 
-@dataclass(frozen=True)
-class MeasuredCurves:
+class MeasuredCurves(Struct, frozen=True):
     """Measured curves; NCCL's form carries them to other sizes, ranks and operations."""
 
     curves: Mapping[Key, CollectiveCurve]
@@ -521,7 +515,7 @@ class PlatformCollectives:
         """Return the same measurements inside nodes of at least so many ranks, such as NVL72's."""
         if ranks <= self.machine.ranks_per_node:
             return self
-        return replace(self, machine=replace(self.machine, ranks_per_node=ranks), _grids={})
+        return replace(self, machine=structs.replace(self.machine, ranks_per_node=ranks), _grids={})
 
     def time_s(self, collective: str, ranks: int, message_bytes: float, nodes: int | None = None) -> CollectiveTime:
         """Predict a collective of a message [bytes] as in ``tables.TASKS``; one rank takes no time.

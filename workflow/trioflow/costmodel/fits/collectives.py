@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import pandas as pd
+from msgspec import structs
 
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.units import NS_PER_S, ns_to_s
@@ -221,7 +221,7 @@ def fit_collective_model(samples: pd.DataFrame) -> CollectiveCostModel:
     for key, errors in left_out[chosen].items():
         if len(errors):
             miss = math.sqrt(float(np.mean(np.log1p(errors) ** 2)))
-            curves[key] = replace(curves[key], miss_factor=math.exp(miss))
+            curves[key] = structs.replace(curves[key], miss_factor=math.exp(miss))
     return CollectiveCostModel(
         platform=str(samples["platform"].iloc[0]),
         library=str(samples["library"].iloc[0]),
@@ -462,7 +462,7 @@ def _add_network(machine: NcclMachine, points: pd.DataFrame) -> NcclMachine:
     top = rows[rows["message_bytes"] == rows["message_bytes"].max()].iloc[0]
     factor = 1.0 if len(sends) else 2.0 * (top["ranks"] - 1) / top["ranks"]
     rate = factor * top["message_bytes"] / top["time_s"] / float(per_node.min() if not len(sends) else 1)
-    return replace(machine, network_bytes_per_s=float(rate))
+    return structs.replace(machine, network_bytes_per_s=float(rate))
 
 
 _IN_SWITCH_SCALES = (1.0, 1.25, 1.5)

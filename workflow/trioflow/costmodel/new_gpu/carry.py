@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from trioflow.base.columns import Columns, as_columns
@@ -46,8 +47,7 @@ _MOST_UNKNOWN = 0.5
 SHIPPED_FILE = SHIPPED_MODELS / "new-gpu" / "model.json"
 
 
-@dataclass(frozen=True)
-class NewGpuBand(Interval):
+class NewGpuBand(Interval, frozen=True):
     """Spread of held-out logarithms, of operators (``residuals``), or of sums between pairs of chips."""
 
     mean_absolute_error: float | None = None  # Of the held-out predictions
@@ -56,8 +56,7 @@ class NewGpuBand(Interval):
 ASSUMED = NewGpuBand(-math.log(ASSUMED_FACTOR), math.log(ASSUMED_FACTOR), 0)
 
 
-@dataclass(frozen=True)
-class NewGpuModel:
+class NewGpuModel(Struct, frozen=True):
     """Exponents of every class, and how far each rule misses GPUs that it did not see."""
 
     exponents: Mapping[str, Exponents]  # By class; ``*`` for all that are not products
@@ -304,8 +303,7 @@ def _traced(facts: Facts) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class NewGpuOperatorModel(RowCostModel):
+class NewGpuOperatorModel(RowCostModel, Struct, frozen=True):
     """Predicts operators on a target GPU: the source's model, then the new-GPU rule."""
 
     base: RowModel  # Fitted on the source

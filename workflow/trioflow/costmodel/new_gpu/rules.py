@@ -1,11 +1,11 @@
 """Rules that carry an operator's time from one GPU to another by their data sheets."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from trioflow.base.columns import Columns, as_texts
 from trioflow.base.plugins import list_plugins, load_plugin
@@ -30,8 +30,7 @@ _WATT_PER_FLOP_UNIT = 1e12
 """Power per rate is counted in W per Tflop/s, a number near 10."""
 
 
-@dataclass(frozen=True)
-class Exponents:
+class Exponents(Struct, frozen=True):
     """What is fitted of one class of operators."""
 
     # Exponent with which the reached share of the peak grows with the board's power per peak rate,
@@ -54,8 +53,7 @@ CARRY_OVER = Exponents(0.0, 1.0, SHORTEST_S, 1.0)
 """Nothing fitted: the reached share of the roofline stays what it is."""
 
 
-@dataclass(frozen=True)
-class Rates:
+class Rates(Struct, frozen=True):
     """What rows meet on one device, one entry a row."""
 
     peak_flop_per_s: Floats  # Peaks of the data sheet

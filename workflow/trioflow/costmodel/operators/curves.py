@@ -16,13 +16,13 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, structs
 
 from trioflow.base.columns import Columns, Texts, as_texts
 from trioflow.base.errors import InputError, TableError
@@ -88,8 +88,7 @@ _SCALED = ("block_scaled_", "scaled_")
 Shape = Sequence[int]
 
 
-@dataclass(frozen=True)
-class _Problem:
+class _Problem(Struct, frozen=True):
     """One problem (m x k) (k x n), ``batch`` times."""
 
     batch: int
@@ -409,8 +408,7 @@ SIZES = len(FEATURES)
 """Columns that every form has; matrix products follow them where the rows give them."""
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(Struct, frozen=True):
     """One fitted form."""
 
     form: str  # Name in ``FORMS``
@@ -434,15 +432,14 @@ class Curve:
         """Return the curve whose every time is ``factor`` times this one's."""
         times = FORMS[self.form].times
         scaled = tuple(rounded(value * factor) for value in self.coefficients[:times])
-        return replace(self, coefficients=scaled + self.coefficients[times:])
+        return structs.replace(self, coefficients=scaled + self.coefficients[times:])
 
     def queued(self, most_s: float) -> Self:
         """Return the curve with a constant of at most ``most_s`` [s]."""
-        return replace(self, coefficients=(min(self.coefficients[0], most_s), *self.coefficients[1:]))
+        return structs.replace(self, coefficients=(min(self.coefficients[0], most_s), *self.coefficients[1:]))
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(Struct, frozen=True):
     """How one form is evaluated, its coefficients, and how many of them are times."""
 
     evaluate: Callable[[Floats, Floats], Floats]
@@ -574,8 +571,7 @@ Flags = npt.NDArray[np.bool_]
 Positions = npt.NDArray[np.intp]
 
 
-@dataclass(frozen=True)
-class ClassCurve(Curve):
+class ClassCurve(Curve, frozen=True):
     """The fitted curve of one class and phase, time [s] over the features."""
 
     valid_range: Mapping[str, tuple[float, float]]  # Of each feature in the rows fitted

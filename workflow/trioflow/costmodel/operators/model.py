@@ -11,12 +11,12 @@ sheet bounds times, no operator is faster than its roofline, and none is lost be
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field, structs
 
 from trioflow.base.columns import Columns, as_texts
 from trioflow.base.errors import InputError
@@ -66,8 +66,7 @@ _MOST_DOUBLINGS = 20
 """Doublings of a size that are followed; what lies beyond takes the last one's time."""
 
 
-@dataclass(frozen=True)
-class Resizing:
+class Resizing(Struct, frozen=True):
     """Rows at two sizes."""
 
     # As ``curves.sized_rows``, at the recorded and at the wanted size; the second's products are
@@ -163,8 +162,7 @@ def _follow(line: _Line, growth: Floats, row_times: RowTimes) -> Floats:
     return np.asarray(change, np.float64)
 
 
-@dataclass(frozen=True)
-class _Line:
+class _Line(Struct, frozen=True):
     """Rows at any growth: sizes and products change in proportion with it."""
 
     rows: Columns  # At the recorded size
@@ -249,8 +247,7 @@ KIND = "operator_cost_model"
 FORMAT = 1
 
 
-@dataclass(frozen=True)
-class _ClassEntry:
+class _ClassEntry(Struct, frozen=True):
     """One class and phase of a file; parts that it borrows from a wider class are null."""
 
     operator_class: str
@@ -260,8 +257,7 @@ class _ClassEntry:
     rescale_band: Band | None
 
 
-@dataclass(frozen=True)
-class OperatorCostModel(RowCostModel):
+class OperatorCostModel(RowCostModel, Struct, frozen=True, dict=True):
     """Curves of every class and phase of operators on one device."""
 
     method: str  # Name in ``METHODS``
@@ -324,7 +320,7 @@ class OperatorCostModel(RowCostModel):
             if name in timed or name == ANY:
                 least_s = known.get(base_class(name), known[ANY])
                 curves[name, phase] = found.queued(least_s)
-        return replace(self, curves=curves)
+        return structs.replace(self, curves=curves)
 
     def step_interval(self, kind: str = "rescale", distance: float | None = None) -> tuple[float, float]:
         """Return factors below and above 1: the 80 % interval of a step's compute.
@@ -406,7 +402,7 @@ def load_operator_model(path: str | Path) -> OperatorCostModel:
     """Read what :meth:`OperatorCostModel.save` wrote; InputError where it is missing, incomplete or another file."""
     known = {"format": FORMAT, "features": list(FEATURES)}
     model = read_model_file(path, KIND, "an operator cost model", known, _model)
-    return replace(model, shipped=Path(path).resolve().is_relative_to(SHIPPED_MODELS))
+    return structs.replace(model, shipped=Path(path).resolve().is_relative_to(SHIPPED_MODELS))
 
 
 def _model(content: dict[str, Any]) -> OperatorCostModel:

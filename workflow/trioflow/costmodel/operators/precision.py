@@ -25,12 +25,12 @@ cuDNN above 9.15, cuDNN comes first on Hopper too: ``--attention cudnn``); torch
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, structs
 
 from trioflow.base.columns import Columns, as_columns
 from trioflow.costmodel.features import (
@@ -99,8 +99,7 @@ BACKWARD_FLOP, BACKWARD_SHARES = 2.5, (0.63, 0.73)
 A100 (T. Dao, FlashAttention-2, arXiv 2307.08691, abstract and section 4.1)."""
 
 
-@dataclass(frozen=True)
-class AttentionTable:
+class AttentionTable(Struct, frozen=True):
     """Fitted causal attention of one GPU."""
 
     # A launch [s], computing [s/flop], exponentials [s], bytes of queries and results and of keys
@@ -239,8 +238,7 @@ nanotron's 91 runs of 1.34 B parameters on 1 and 2 nodes. Boards left out: docs/
 taken to draw half of what one in bf16 draws, in tf32 twice, as their peaks go: a board sustains the same share of each."""
 
 
-@dataclass(frozen=True)
-class ProductTable:
+class ProductTable(Struct, frozen=True):
     """Fitted products of one GPU."""
 
     curve: Curve  # Time of a product from its FLOPs, bytes and sizes
@@ -266,8 +264,7 @@ class ProductTable:
         return self.curve.predict(work_matrix(rows))
 
 
-@dataclass(frozen=True)
-class ExpertBand:
+class ExpertBand(Struct, frozen=True):
     """Measured over predicted time of layers of experts on one GPU."""
 
     low_log: float  # 80 % of the logarithms
@@ -276,8 +273,7 @@ class ExpertBand:
     layers: int  # Measured layers
 
 
-@dataclass(frozen=True)
-class TensorTables:
+class TensorTables(Struct, frozen=True):
     """What was measured on tensor cores, by the name of the device's sheet."""
 
     tables: Mapping[str, ProductTable]  # Products in half precision
@@ -320,8 +316,7 @@ _TABLE_PRECISION, FP8 = "bf16", "fp8"
 ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, FP8: 1}
 
 
-@dataclass(frozen=True)
-class TableSource:
+class TableSource(Struct, frozen=True):
     """Where times on tensor cores come from."""
 
     sheet: DeviceSheet  # GPU that was measured
@@ -352,8 +347,7 @@ class TableSource:
         return with_times(prices, prices["time_s"] * (1.0 + self.more * share))
 
 
-@dataclass(frozen=True)
-class PrecisionModel(RowCostModel):
+class PrecisionModel(RowCostModel, Struct, frozen=True, dict=True):
     """Predicts operators of a step in tf32, bf16 or fp16 on one GPU; `in_precision` makes it."""
 
     base: RowModel  # Of the GPU; predicts all but products and convolutions
@@ -411,7 +405,7 @@ class PrecisionModel(RowCostModel):
         prices = self.base.reprice(operators, target)
         sizing = resize_rows(operators, target, products=True)
         rows, resized = (self._with_attention(each, operators) for each in (sizing.rows, sizing.resized))
-        sizing = replace(sizing, rows=rows, resized=resized)
+        sizing = structs.replace(sizing, rows=rows, resized=resized)
         known = self._kinds(rows) != ""
         outside = np.where(known, self._outside(resized) & ~sizing.unchanged, prices["extrapolated"])
         return with_times(prices, rescale_rows(sizing, self.row_times, waves=False)).assign(extrapolated=outside)

@@ -51,11 +51,11 @@ flows are not of one class, and those of different groups of a family differ in 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field, structs
 from numpy.typing import NDArray
 
 from trioflow.base.derived import derived, key_of
@@ -86,8 +86,7 @@ MOST_ROUNDS = 100
 """Rounds after which a division that still gets finer is given up: little would be alike."""
 
 
-@dataclass(frozen=True, eq=False)
-class Crossings:
+class Crossings(Struct, frozen=True, eq=False):
     """Which flows cross which links, and what is alike among them.
 
     All flows of a class cross as many links of each class, and all links of a class are as wide and are crossed by as
@@ -219,8 +218,7 @@ class GroupsDifferError(CannotFoldError):
         self.of_group = of_group
 
 
-@dataclass(frozen=True, eq=False)
-class SlackCrossings:
+class SlackCrossings(Struct, frozen=True, eq=False):
     """Flows on links that take no part in sharing: no class of links stands for those.
 
     A class of such flows crosses a link of its own, which counts the bytes of one of them.
@@ -230,8 +228,7 @@ class SlackCrossings:
     counter: Ints  # place of its flow's counting link, among those of the classes [crossings]
 
 
-@dataclass(frozen=True, eq=False)
-class FoldedTraffic:
+class FoldedTraffic(Struct, frozen=True, eq=False):
     """Plans of classes of exchanges, and the classes of links that they cross."""
 
     plans: list[list[Planned]]  # by each planner, one for each class of exchanges
@@ -243,11 +240,10 @@ class FoldedTraffic:
 
     def narrow(self, factor: float) -> FoldedTraffic:
         """Return the same over links that are narrower by a factor; plans are stretched elsewhere."""
-        return replace(self, links=list(narrow_links(self.links, factor)))
+        return structs.replace(self, links=list(narrow_links(self.links, factor)))
 
 
-@dataclass(frozen=True, eq=False)
-class _GroupRoutes:
+class _GroupRoutes(Struct, frozen=True, eq=False):
     """Where the groups of a family send, in collectives of one kind.
 
     Groups that lie alike, on nodes and on links, are planned alike, whatever they do: routes of equal latencies and
@@ -313,8 +309,7 @@ def _write_runs(items: Ints, counts: Ints) -> list[bytes]:
     return [items[first:last].tobytes() for first, last in pairwise(count_up(counts).tolist())]
 
 
-@dataclass(eq=False)
-class _Bundle:
+class _Bundle(Struct, eq=False):
     """Flows of the groups of one family, of one kind: the same for exchanges of any size.
 
     ``first`` is the number of its first flow, ``numbers`` what plans say of each flow of the groups of each code
@@ -531,7 +526,7 @@ def _fold_plan(plan: Planned, shape: FlowShape, kept: Ints) -> Planned:
     latencies_s, rates = plan.latencies_s[kept], plan.max_rates_bytes_per_s[kept]
     if isinstance(plan, CollectiveFlows):
         return CollectiveFlows(shape, plan.sizes_bytes[kept], latencies_s, rates, plan.confidence, plan.warning)
-    return replace(plan, shape=shape)
+    return structs.replace(plan, shape=shape)
 
 
 def _name(group: Sequence[int]) -> str:
@@ -543,8 +538,7 @@ MOST_SPLITS = 20
 """Divisions of the classes after which folding is given up."""
 
 
-@dataclass(frozen=True, eq=False)
-class FoldedProgram:
+class FoldedProgram(Struct, frozen=True, eq=False):
     """The quotient of a program, and the way back."""
 
     fold: Fold  # classes of ranks

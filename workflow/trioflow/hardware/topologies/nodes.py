@@ -434,7 +434,7 @@ def build_node_groups(
     if len(sizes) == 1:
         return links
     check_count("nics_per_node", nics_per_node)
-    found = _find_nics(links)
+    found = sum(re.fullmatch(r"node0-nic\d+", node) is not None for node in find_nodes(links))
     attach = attach_bandwidth_bytes_per_s, attach_latency_s
     if found and (attach[0] is not None or nics_per_node != 1):
         raise PlatformError(
@@ -549,11 +549,6 @@ def _attach(
         for place, rank in enumerate(name_ranks(size, node * ranks_per_node))
     )
     return join_pairs(ends, bandwidth, latency_s)
-
-
-def _find_nics(links: list[Link]) -> int:
-    """Return how many NICs the first node has from its inside."""
-    return sum(re.fullmatch(r"node0-nic\d+", node) is not None for node in find_nodes(links))
 
 
 def _name_inside(number: int, first_rank: int, node: str) -> str:

@@ -7,10 +7,10 @@ message waits for follows from what it carries.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct, structs
 from numpy.typing import ArrayLike, NDArray
 
 from trioflow.base.errors import InputError
@@ -164,8 +164,7 @@ Offsets = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, eq=False)
-class Contents:
+class Contents(Struct, frozen=True, eq=False):
     """What the messages carry; an engine needs none of it, a proof all of it."""
 
     # The target adds what arrives to what it holds; otherwise it replaces it [messages]
@@ -179,8 +178,7 @@ class Contents:
     block_bytes: float  # size of one block [bytes]
 
 
-@dataclass(frozen=True, eq=False)
-class MessageSchedule:
+class MessageSchedule(Struct, frozen=True, eq=False):
     """Messages of one collective, in an order in which nothing waits for a later row."""
 
     # What the messages carry out
@@ -247,15 +245,14 @@ def order_connections(schedule: MessageSchedule) -> MessageSchedule:
     waiter = np.concatenate((np.repeat(np.arange(len(schedule)), counts), sorted_rows[1:][same]))
     awaited = np.concatenate((schedule.after, sorted_rows[:-1][same]))
     first, after = pack_waits(waiter.astype(np.int64), awaited.astype(np.int64), len(schedule))
-    return replace(schedule, after_first=first, after=after)
+    return structs.replace(schedule, after_first=first, after=after)
 
 
 _MOST_ENTRIES = 1 << 28
 """Blocks in messages beyond which a table is refused: several gigabytes."""
 
 
-@dataclass(frozen=True, eq=False)
-class PatternMessages:
+class PatternMessages(Struct, frozen=True, eq=False):
     """Columns as in ``MessageSchedule`` and ``Contents``; what arrived at the source in smaller steps is seen."""
 
     step: Index
@@ -270,8 +267,7 @@ class PatternMessages:
         return len(self.step)
 
 
-@dataclass(frozen=True, eq=False)
-class Pattern:
+class Pattern(Struct, frozen=True, eq=False):
     """An algorithm on members 0 to n - 1, of which 0 is the root."""
 
     members: int  # ranks
@@ -293,8 +289,7 @@ SUMS_OR_COPIES = ("all_reduce", "broadcast", "reduce", "barrier")
 """Collectives in which every message holds the whole buffer's sum or copy."""
 
 
-@dataclass(frozen=True)
-class Algorithm:
+class Algorithm(Struct, frozen=True):
     """An algorithm as ``builders.ALGORITHMS`` lists it."""
 
     name: str  # full name, with underscores
@@ -366,7 +361,7 @@ def in_sequence(phases: Sequence[PatternMessages]) -> PatternMessages:
     """Put phases one after another in steps too; their messages wait for data only."""
     shifted, steps = [], 0
     for phase in phases:
-        shifted.append(replace(phase, step=(phase.step + steps).astype(np.int32)))
+        shifted.append(structs.replace(phase, step=(phase.step + steps).astype(np.int32)))
         steps += _count_steps(phase)
     return concatenate(shifted)
 
@@ -383,7 +378,7 @@ def reverse(messages: PatternMessages, reduces: bool) -> PatternMessages:
     every contribution once (reduce_scatter, reduce).
     """
     last = _count_steps(messages) - 1
-    return replace(
+    return structs.replace(
         messages,
         step=(last - messages.step).astype(np.int32),
         source=messages.target,
@@ -396,7 +391,7 @@ def embed(messages: PatternMessages, members: ArrayLike, blocks: ArrayLike) -> P
     """Give messages other members, and each of their blocks a set of blocks."""
     place = np.asarray(members, dtype=np.int32)
     table = np.asarray(blocks, dtype=np.int32)
-    return replace(
+    return structs.replace(
         messages,
         source=place[messages.source],
         target=place[messages.target],
@@ -408,7 +403,7 @@ def embed(messages: PatternMessages, members: ArrayLike, blocks: ArrayLike) -> P
 def merge(one: Pattern, other: Pattern) -> Pattern:
     """Let two patterns over the same ranks each move half of the data on its own channel."""
     blocks, rows = len(one.origin), len(one.messages)
-    second = replace(
+    second = structs.replace(
         other.messages,
         block=(other.messages.block + blocks).astype(np.int32),
         channel=(other.messages.channel + 1).astype(np.int8),
@@ -432,7 +427,7 @@ def relabel(pattern: Pattern, members: ArrayLike) -> Pattern:
     place = np.asarray(members, dtype=np.int32)
     ends = np.append(place, np.int32(-1))  # so that -1 stays -1
     blocks = np.arange(len(pattern.origin))[:, None]
-    return replace(
+    return structs.replace(
         pattern,
         messages=embed(pattern.messages, place, blocks),
         origin=ends[pattern.origin],

@@ -10,11 +10,11 @@ parameters, optimizer state, buffers, inputs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import methodcaller
 
 import numpy as np
+from msgspec import Struct, field, structs
 from numpy.typing import NDArray
 
 from trioflow.base.columns import ABSENT, Columns
@@ -31,8 +31,7 @@ TEMPORARY = "temporary"
 """Category of what backward and optimizer make and drop."""
 
 
-@dataclass(frozen=True)
-class StorageTable:
+class StorageTable(Struct, frozen=True, dict=True):
     """Allocations of one step, and which operators use them."""
 
     storage_id: NDArray[np.int64]  # as in the trace [storages]
@@ -81,7 +80,7 @@ def build_storage_table(trace: Trace, operators: Columns, shares: Mapping[int, f
     storages, parts = np.array(list(shares), dtype=np.int64), np.array(list(shares.values()), dtype=float)
     known = np.isin(storages, whole.storage_id)
     share[np.searchsorted(whole.storage_id, storages[known])] = parts[known]
-    return replace(whole, bytes=whole.bytes * share * copies)
+    return structs.replace(whole, bytes=whole.bytes * share * copies)
 
 
 @of_model
@@ -243,8 +242,7 @@ drop, DDP's buckets, parameters and gradients that are whole for a while under s
 messages between stages, libraries' workspaces."""
 
 
-@dataclass
-class HeldMemory:
+class HeldMemory(Struct):
     """What a rank's program holds beside its operators' results."""
 
     # From which task on a category holds how much more, or less [bytes]
@@ -253,8 +251,7 @@ class HeldMemory:
     dropped: list[tuple[int, frozenset[int]]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Lifetimes:
+class Lifetimes(Struct, frozen=True):
     """Which rules of the framework, beyond use by operators, keep a result alive."""
 
     # Storages, as entries of the table, that stay until their stage's backward of the micro-batch
@@ -273,8 +270,7 @@ class Lifetimes:
     of_update: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
 
-@dataclass(frozen=True)
-class RankMemory:
+class RankMemory(Struct, frozen=True):
     """The peak of one rank."""
 
     peak_bytes: int  # most that it holds at one time [bytes]

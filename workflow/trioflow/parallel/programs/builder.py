@@ -14,12 +14,12 @@ first, or last.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from msgspec import Struct, field, structs
 
 from trioflow.base.columns import Columns
 from trioflow.base.experiments import Plan
@@ -206,8 +206,7 @@ def multiply(
         rank.compute("sum of blocks", sum_s, phase=phase, micro_batch=micro_batch)
 
 
-@dataclass(frozen=True)
-class UnitWork:
+class UnitWork(Struct, frozen=True):
     """What one unit costs a rank."""
 
     unit: ShardedUnit  # its operators and parameters
@@ -222,8 +221,7 @@ class UnitWork:
     accumulate_s: float  # time to add a further micro-step's gradients [s]
 
 
-@dataclass(frozen=True)
-class AttentionWork:
+class AttentionWork(Struct, frozen=True):
     """What one attention operator of ranks that share a sequence sends and copies."""
 
     shared: SharedAttention
@@ -237,8 +235,7 @@ class AttentionWork:
     merge_s: list[float]  # adding a block's result to the others' [s]
 
 
-@dataclass
-class StageWork:
+class StageWork(Struct, dict=True):
     """What one pipeline stage (one tensor-parallel shard of it) does."""
 
     # ``op_id`` of the stage's operators, in order
@@ -305,8 +302,7 @@ class StageWork:
         return found
 
 
-@dataclass(kw_only=True, eq=False)
-class ProgramBuilder:
+class ProgramBuilder(Struct, kw_only=True, eq=False, dict=True):
     """Writes the programs of all ranks into one task graph.
 
     Ranks are numbered as in Megatron-LM: tensor fastest, then context, data, pipeline. Replicas hold the same
@@ -339,11 +335,11 @@ class ProgramBuilder:
     offloaded: OffloadedActivations | None = None
     update_bytes_per_byte: float = 0.0
     # What has been written, and what each rank holds beside its operators' results
-    graph: TaskGraphBuilder = field(init=False, default_factory=TaskGraphBuilder)
-    memory: dict[int, HeldMemory] = field(init=False, default_factory=dict)
-    _groups: dict[tuple[int, ...], str] = field(init=False, default_factory=dict)
-    _names: dict[str, Ints] = field(init=False, default_factory=dict)
-    _matches: dict[tuple[Any, ...], int] = field(init=False, default_factory=dict)
+    graph: TaskGraphBuilder = field(default_factory=TaskGraphBuilder)
+    memory: dict[int, HeldMemory] = field(default_factory=dict)
+    _groups: dict[tuple[int, ...], str] = field(default_factory=dict)
+    _names: dict[str, Ints] = field(default_factory=dict)
+    _matches: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.schedule = lower_for_execution(self.schedule)
@@ -354,7 +350,7 @@ class ProgramBuilder:
         self.grid = _make_grid(self.plan, (stage, of_group, in_group and not self.partitions, of_layers))
         if len(self.grid.sizes) == 2 and self.partitions:
             stages = tuple(range(self.plan.pipeline))
-            self.grid = replace(self.grid, alike=(stages, self._match_updaters()))
+            self.grid = structs.replace(self.grid, alike=(stages, self._match_updaters()))
 
     def _match_updaters(self) -> tuple[int, ...]:
         """Return the first replica that updates as much of each stage under ZeRO-1, by the same operators, as each one does."""

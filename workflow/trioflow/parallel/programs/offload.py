@@ -18,10 +18,10 @@ here overlapped as in M. Rhu et al., vDNN, arXiv 1602.08124.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from trioflow.base.columns import ABSENT, Columns
 from trioflow.base.errors import PlanError
@@ -39,8 +39,7 @@ UNITS_ON_DEVICE = 2
 """Units whose activations are on the device at one time."""
 
 
-@dataclass(frozen=True)
-class UnitActivations:
+class UnitActivations(Struct, frozen=True):
     """What one unit keeps for backward, and where in the step that begins and ends."""
 
     # Its first and last forward operator
@@ -52,8 +51,7 @@ class UnitActivations:
     growing_bytes: float
 
 
-@dataclass(frozen=True)
-class OffloadedActivations:
+class OffloadedActivations(Struct, frozen=True):
     """Units that keep something, in the order of forward, and whose backward each operator is."""
 
     # All units that keep anything; the last `UNITS_ON_DEVICE` of them stay

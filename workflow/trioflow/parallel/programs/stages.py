@@ -1,10 +1,10 @@
 """What each pipeline stage has to do, from the trace: operators, messages, buckets, upkeep of gradients."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field, structs
 from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError
@@ -41,8 +41,7 @@ from trioflow.parallel.splits.tensor_split import Exchange, TensorSplit, find_ex
 from trioflow.tables import PHASES
 
 
-@dataclass
-class StageWorks:
+class StageWorks(Struct):
     """Builds the stages' work and remembers how sure its predicted part is.
 
     ``factors``: samples of each micro-batch over the traced ones. ``tied``: parameters that stages on several ranks
@@ -126,7 +125,7 @@ class StageWorks:
         place, rules = self.schedule.rank_of_stage, self.trace.facts.tensor_split or {}
         shards = self.plan.shards if self.plan.shards_units else 1
         return [
-            replace(
+            structs.replace(
                 tied,
                 size_bytes=tied.size_bytes // ((self.plan.tensor if is_sharded(tied.gradient, rules) else 1) * shards),
             )
@@ -252,7 +251,7 @@ class StageWorks:
         if work.reduces_whole:
             limits = [sum(int(g["size_bytes"]) for g in gradients)] * 2
         buckets = [
-            replace(bucket, experts=bool(experts))
+            structs.replace(bucket, experts=bool(experts))
             for experts, part in enumerate(parts)
             for bucket in build_buckets(part, limits[0], limits[1], not recipe.bucket_elements)
         ]
@@ -283,7 +282,7 @@ class StageWorks:
             for exchange in exchanges if op in in_stage else ():
                 sizes = tuple(exchange.scale(factor) for factor in self.factors)
                 copied = [exchange.copy_bytes(f) for f in self.factors if exchange.copied]
-                one = replace(exchange, sizes_bytes=sizes, copies_s=tuple(self.copies_s(copied)))
+                one = structs.replace(exchange, sizes_bytes=sizes, copies_s=tuple(self.copies_s(copied)))
                 placed.setdefault(op, []).append(one)
         return placed
 

@@ -15,10 +15,10 @@ References: Megatron-LM ``megatron/core/models/common/model_chunk_schedule_plan.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from trioflow.parallel.schedules.table import Action
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from trioflow.parallel.programs.staged import StagedRank
 
 
-@dataclass(frozen=True)
-class _Way:
+class _Way(Struct, frozen=True):
     """Tasks of one of the two actions, in a row."""
 
     begin: int

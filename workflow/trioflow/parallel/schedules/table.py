@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
+
+from msgspec import Struct, structs
 
 from trioflow.base.derived import Derives
 from trioflow.base.errors import PlanError
@@ -40,7 +41,7 @@ def check_mode(mode: str, plan: Plan) -> None:
 def keep_forward(schedule: Schedule) -> Schedule:
     """Return the forward part of a schedule: each F once, as nothing is computed again, and its messages."""
     rows = ((a for a in leaves(row) if a.kind in (FORWARD, SEND_F, RECV_F)) for row in schedule.rows)
-    return replace(schedule, rows=tuple(tuple(dict.fromkeys(row)) for row in rows))
+    return structs.replace(schedule, rows=tuple(tuple(dict.fromkeys(row)) for row in rows))
 
 
 _MAX_ACTIVE_STAGES = 3
@@ -60,12 +61,12 @@ def pair_actions(schedule: Schedule) -> Schedule:
         together = zip(forwards[ahead:], backwards, strict=False)
         pairs = [Action(-1, OVERLAP_F_B, None, parts) for parts in together]
         rows.append((*forwards[:ahead], *pairs, *backwards[len(pairs) :]))
-    return replace(schedule, rows=tuple(rows))
+    return structs.replace(schedule, rows=tuple(rows))
 
 
 def lower_schedule(schedule: Schedule) -> Schedule:
     """Return what PyTorch's pipeline runtime executes for compute actions; PlanError when these wait in a circle."""
-    unsharded = replace(schedule, rows=tuple(_shard_row(row, _MAX_ACTIVE_STAGES) for row in schedule.rows))
+    unsharded = structs.replace(schedule, rows=tuple(_shard_row(row, _MAX_ACTIVE_STAGES) for row in schedule.rows))
     return add_communication(_add_reduce_grad(unsharded))
 
 
@@ -98,7 +99,7 @@ def _add_reduce_grad(schedule: Schedule) -> Schedule:
         last = dict(backwards)
         reduced = {cell: Action(stage, REDUCE_GRAD) for stage, cell in last.items()}
         rows.append(tuple(one for cell in row if cell for one in (cell, reduced.get(cell)) if one))
-    return replace(schedule, rows=tuple(rows))
+    return structs.replace(schedule, rows=tuple(rows))
 
 
 def sent_by(action: Action, rank_of_stage: dict[int, int], stages: int) -> tuple[Action, Action] | None:
@@ -171,7 +172,7 @@ def add_communication(schedule: Schedule) -> Schedule:
             for end in message or ():
                 result[rank_of_stage[end.stage]].append(end)
                 done[rank_of_stage[end.stage]].add(end)
-    return replace(schedule, rows=tuple(tuple(row) for row in result))
+    return structs.replace(schedule, rows=tuple(tuple(row) for row in result))
 
 
 def lower_directly(schedule: Schedule) -> Schedule:
@@ -202,7 +203,7 @@ def lower_directly(schedule: Schedule) -> Schedule:
             result += message[:1] if message else ()
         mine = sorted({a.stage for a in result if a is not None})
         rows.append((*result, *(Action(stage, REDUCE_GRAD) for stage in mine)))
-    return replace(schedule, rows=tuple(rows))
+    return structs.replace(schedule, rows=tuple(rows))
 
 
 FORWARD, BACKWARD = "F", "B"
@@ -237,8 +238,7 @@ class Action(NamedTuple):
 Row = tuple[Action | None, ...]
 
 
-@dataclass(frozen=True)
-class Schedule(Derives):
+class Schedule(Derives, Struct, frozen=True, dict=True):
     """Which actions each rank of a pipeline runs, in which order."""
 
     name: str  # as in a plan: gpipe, 1f1b, interleaved and so on; empty for an imported one

@@ -23,10 +23,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import structs
 
 from trioflow.base.plan_row import refuse_plan
 from trioflow.base.units import NS_PER_S
@@ -161,10 +161,13 @@ def split_context(split: TensorSplit, trace: ModelGraph, degree: int, method: st
         cut[column] = whole - gone.astype(np.int64)
         cut[f"batch_{column}"] = np.where(steps, np.ceil(growing / degree), growing).astype(np.int64)
     before, after = (
-        {op: [replace(e, size_bytes=round(e.size_bytes / degree)) for e in held_] for op, held_ in found.items()}
+        {
+            op: [structs.replace(e, size_bytes=round(e.size_bytes / degree)) for e in held_]
+            for op, held_ in found.items()
+        }
         for found in (split.before, split.after)
     )
-    return replace(
+    return structs.replace(
         split,
         operators=operators.assign(**cut),
         before=before,
@@ -199,8 +202,8 @@ def time_rings(
         for op, (first_s, other_s) in _time_blocks(reference, split, factor, model).items():
             device_s[op] = first_s + other_s * (split.attentions[op].ranks - 1)
             shares.setdefault(op, first_s / device_s[op] if device_s[op] else 1.0)
-        timed.append(replace(one, device_s=device_s))
-    return (timed, replace(split, first_blocks=shares)) if shares else (times, split)
+        timed.append(structs.replace(one, device_s=device_s))
+    return (timed, structs.replace(split, first_blocks=shares)) if shares else (times, split)
 
 
 def _time_blocks(

@@ -10,7 +10,6 @@ References: PyTorch 2.13 ``torch/csrc/distributed/c10d/reducer.cpp`` (``compute_
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from math import gcd, prod
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from trioflow.base.columns import ABSENT
@@ -30,8 +30,7 @@ from trioflow.parallel.splits.tensor_split import find_expert_modules, kind_of_m
 from trioflow.trace.store import Trace, load_trace, pipeline_units
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(Struct, frozen=True):
     """A parameter as one tensor-parallel rank holds it."""
 
     name: str  # path in the model
@@ -178,8 +177,7 @@ def list_buffers(trace: ModelGraph, operators: Sequence[int]) -> list[int]:
     return [sum(group.values()) for _, group in sorted(groups.items())]
 
 
-@dataclass(frozen=True)
-class Bucket:
+class Bucket(Struct, frozen=True):
     """Gradients that one all-reduce carries."""
 
     names: tuple[str, ...]  # parameters, in the order in which they lie in the bucket
@@ -416,8 +414,7 @@ def loss_operators(trace: ModelGraph) -> set[int]:
     return {row.op_id for row in trace.forward[last + 1 :]}
 
 
-@dataclass(frozen=True)
-class TiedParameter:
+class TiedParameter(Struct, frozen=True):
     """A parameter that several units use, such as a token embedding that is the head's weight too."""
 
     gradient: dict[str, Any]  # its entry among the trace's gradients

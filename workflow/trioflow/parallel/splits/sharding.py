@@ -17,11 +17,12 @@ References: PyTorch 2.13 ``torch/distributed/fsdp/_fully_shard``,
 import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 
 import numpy as np
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError
@@ -40,8 +41,7 @@ from trioflow.parallel.splits.tensor_split import TensorSplit, kind_of_module, l
 from trioflow.trace.store import Trace, pipeline_units
 
 
-@dataclass(frozen=True)
-class Owners:
+class Owners(Struct, frozen=True):
     """Parameters, as places in ``list_parameters``, and what belongs to them."""
 
     # Optimizer operator to the parameters that it updates; those of its module, or all, where the
@@ -248,7 +248,7 @@ def _cut_updates(
     shares = share_updates(trace, before, after)
     operators = scale_work(split.operators, shares)
     cut = split.sharded_updates | (set(shares) if dispatched else set())
-    return replace(split, operators=operators, sharded_updates=cut)
+    return structs.replace(split, operators=operators, sharded_updates=cut)
 
 
 @of_model
@@ -286,8 +286,7 @@ EXPERTS_UNIT = ".experts"
 """End of the name of a unit of experts, behind that of the unit that they are inside."""
 
 
-@dataclass(frozen=True)
-class ShardedUnit:
+class ShardedUnit(Struct, frozen=True):
     """Parameters that are gathered, and whose gradients are reduced, together."""
 
     name: str  # unit of the trace; empty for the root
@@ -336,7 +335,7 @@ def build_units(trace: ModelGraph, tensor: int = 1, expert: int = 1, apart: bool
     ]
     first = min((owner[p.name] for p in parameters if p.trained), default=len(units))
     made = [
-        replace(unit, in_graph=first < index and unit.last_backward >= 0)
+        structs.replace(unit, in_graph=first < index and unit.last_backward >= 0)
         for unit, index in zip(made, inner, strict=True)
     ]
     rest = tuple(p for p in parameters if owner[p.name] not in inner)
@@ -355,7 +354,7 @@ def _place_experts(trace: ModelGraph, unit: ShardedUnit, parameters: list[Parame
         return []
     modules = sorted({p.module for p in parameters})
     found = _place_unit(trace, f"{unit.name}{EXPERTS_UNIT}", modules, parameters)
-    return [replace(found, experts=True)]
+    return [structs.replace(found, experts=True)]
 
 
 def build_stage_units(
@@ -370,7 +369,7 @@ def build_stage_units(
     here = set(np.flatnonzero(stage_of == stage).tolist())
     mine = [unit for unit in inner if unit.first_forward in here]
     if stage:  # what another rank sends has a gradient
-        mine = [replace(unit, in_graph=unit.last_backward >= 0) for unit in mine]
+        mine = [structs.replace(unit, in_graph=unit.last_backward >= 0) for unit in mine]
     names = {
         p.name
         for p, stages in zip(list_parameters(trace, plan.tensor), placed, strict=True)
@@ -449,7 +448,7 @@ def _in_order(units: list[ShardedUnit]) -> list[ShardedUnit]:
     """End each unit's backward before the unit before it begins its own."""
     begins = [unit.first_backward for unit in units]
     return [
-        replace(unit, last_backward=min(unit.last_backward, begins[i - 1] - 1))
+        structs.replace(unit, last_backward=min(unit.last_backward, begins[i - 1] - 1))
         if i and begins[i - 1] > unit.first_backward
         else unit
         for i, unit in enumerate(units)
@@ -474,8 +473,7 @@ def _place_root(
     return ShardedUnit("", parameters, forward[0], forward[-1], begin, end, in_graph=False)
 
 
-@dataclass(frozen=True)
-class OptimizerPartition:
+class OptimizerPartition(Struct, frozen=True):
     """Who updates what, of ranks that hold the same parameters."""
 
     # Parameters of each replica, in the order in which it broadcasts them

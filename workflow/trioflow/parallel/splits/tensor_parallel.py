@@ -58,12 +58,12 @@ DeepEP ``README.md`` (normal kernels forward from the RDMA to the NVLink domain)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from math import comb, gcd
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from trioflow.base.errors import PlanError
 from trioflow.base.plan_row import TENSOR_STYLE, find_rank_program
@@ -214,7 +214,7 @@ def overlap_products(split: TensorSplit, trace: ModelGraph, plan: Plan) -> Tenso
     if plan.tensor_overlap in ("auto", "none"):
         return split
     head, pieces = find_head(trace), plan.tensor if plan.tensor_overlap == "products" else 1
-    moved = replace(
+    moved = structs.replace(
         split,
         before={op: list(held) for op, held in split.before.items()},
         after={op: list(held) for op, held in split.after.items()},
@@ -224,18 +224,18 @@ def overlap_products(split: TensorSplit, trace: ModelGraph, plan: Plan) -> Tenso
         gathered = [one for one in moved.before.get(layer.forward, []) if one.group == TENSOR]
         sums = [one for op in layer.backward for one in _take(moved.after, op)]
         for one in sums:
-            moved.add(AFTER, layer.of_input, replace(one, beside=layer.of_weight))
+            moved.add(AFTER, layer.of_input, structs.replace(one, beside=layer.of_weight))
         of_results = layer.backward if pieces > 1 and layer.forward != head else ()
         for one in [one for op in of_results for one in _take(moved.before, op)]:
-            moved.add(BEFORE, layer.of_input, replace(one, blocks=pieces))
+            moved.add(BEFORE, layer.of_input, structs.replace(one, blocks=pieces))
         if sums:
             for one in gathered:
-                moved.add(BEFORE, layer.of_input, replace(one, beside=layer.of_input))
+                moved.add(BEFORE, layer.of_input, structs.replace(one, beside=layer.of_input))
         if of_results:
             for one in _take(moved.before, layer.forward):
-                moved.add(BEFORE, layer.forward, replace(one, blocks=pieces))
+                moved.add(BEFORE, layer.forward, structs.replace(one, blocks=pieces))
             for one in _take(moved.after, layer.forward):
-                moved.add(AFTER, layer.forward, replace(one, blocks=pieces, copied=SUMMED))
+                moved.add(AFTER, layer.forward, structs.replace(one, blocks=pieces, copied=SUMMED))
         if layer.of_weight < layer.of_input and (sums or of_results):
             moved.swapped |= {layer.of_weight: layer.of_input, layer.of_input: layer.of_weight}
     return moved
@@ -272,7 +272,7 @@ def split_experts(trace: ModelGraph, plan: Plan, split: TensorSplit) -> TensorSp
     if plan.expert_parts == 1:
         return split
     layers = find_expert_layers(trace)
-    found = replace(
+    found = structs.replace(
         split,
         before={op: list(held) for op, held in split.before.items()},
         after={op: list(held) for op, held in split.after.items()},
@@ -347,7 +347,7 @@ def _cut_expert_updates(split: TensorSplit, trace: ModelGraph, plan: Plan) -> Te
     sizes, held = (
         [float(p.size_bytes) for p in list_parameters(trace, plan.tensor, ranks)] for ranks in (1, plan.expert_parts)
     )
-    return replace(split, operators=scale_work(split.operators, share_updates(trace, sizes, held)))
+    return structs.replace(split, operators=scale_work(split.operators, share_updates(trace, sizes, held)))
 
 
 def _place_exchanges(

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from math import prod
@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from trioflow.base.columns import Columns
@@ -55,8 +56,7 @@ Shares = Mapping[int, float]
 """Optimizer operator to the part of its work that a rank does."""
 
 
-@dataclass(frozen=True)
-class Exchange:
+class Exchange(Struct, frozen=True):
     """A collective of tensor-parallel ranks, or of ranks that share experts, beside one operator."""
 
     collective: str  # all_reduce, all_gather, reduce_scatter or all_to_all
@@ -86,8 +86,7 @@ class Exchange:
         return size * (pieces + 1) // (2 * pieces) if self.copied == SUMMED else size
 
 
-@dataclass(frozen=True)
-class SharedAttention:
+class SharedAttention(Struct, frozen=True):
     """An attention operator of ranks that share a sequence: one rank's tokens of the traced batch."""
 
     method: str  # one of ``plan_row.CONTEXT_METHODS``
@@ -104,8 +103,7 @@ class SharedAttention:
         return self.forward is not None
 
 
-@dataclass(eq=False)
-class TensorSplit:
+class TensorSplit(Struct, eq=False):
     """What tensor parallelism does to the operators of a trace."""
 
     operators: Columns  # With the work of one shard
@@ -262,8 +260,7 @@ _GROUPED = ("grouped_mm", "scaled_grouped_mm", "block_scaled_grouped_mm")
 _CAST = "quantize"
 
 
-@dataclass(frozen=True)
-class ExpertLayer:
+class ExpertLayer(Struct, frozen=True):
     """One layer of experts, as operators of forward."""
 
     experts: int
@@ -524,8 +521,7 @@ def describe_routing(trace: Trace, plan: Plan) -> list[str]:
     ]
 
 
-@dataclass(frozen=True)
-class Vocabulary:
+class Vocabulary(Struct, frozen=True):
     """Where a model meets its vocabulary."""
 
     modules: tuple[str, ...]  # token embeddings and head
