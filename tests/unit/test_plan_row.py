@@ -39,7 +39,7 @@ TOKENS, WORDS = {"sequence_parallel": True}, {"vocabulary_parallel": True}
             "fsdp with gpipe-recompute, whose stages are one process's; use gpipe",
         ),
         ({"data": 4, "sharding": "hsdp"}, "4 data-parallel ranks do not make several groups of 1"),
-        ({"data": 4, "sharding": "hsdp", "shard": 3}, "groups of 3; use a divisor of 4 between 1 and 4"),
+        ({"data": 4, "sharding": "hsdp", "shard": 3}, "groups of 3; use a shard that divides 4, between 1 and 4"),
         ({"data": 4, "sharding": "hsdp", "shard": 4}, "several groups of 4"),
         ({"data": 4, "sharding": "fsdp", "shard": 2}, "groups of 2 ranks with sharding fsdp"),
         ({"pipeline": 2, "accumulate": 2}, "2 accumulated micro-steps in a pipeline"),

@@ -458,7 +458,7 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
             uneven,
             "shard",
             f"{plan.replicas} data-parallel ranks do not make several groups of {plan.shard}",
-            f"use a divisor of {plan.replicas} between 1 and {plan.replicas}, or "
+            f"use a shard that divides {plan.replicas}, between 1 and {plan.replicas}, or "
             + ("sharding fsdp" if plan.sharding == "hsdp" else "leave shard out"),
         ),
         (
