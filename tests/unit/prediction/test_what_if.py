@@ -61,6 +61,8 @@ def test_the_others_wait_for_a_slow_rank() -> None:
     assert slow.step_time_s > 1.9 * plain.step_time_s
     by_rank = slow.breakdown("rank").set_index("name")["compute_s"]
     assert by_rank["3"] == pytest.approx(2 * by_rank["0"])
+    both = ask(slow_ranks=[(3, 2.0)], compute_scale=1.5)
+    assert both.compute_s == pytest.approx(3 * plain.compute_s), "a slow rank left out what all take longer"
 
 
 def test_the_network_is_as_many_times_as_fast(capsys: pytest.CaptureFixture[str]) -> None:

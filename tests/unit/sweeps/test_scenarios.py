@@ -113,6 +113,11 @@ def test_ranks_draw_their_factors_from_the_seed() -> None:
     rows = [predict(spread), predict(spread), predict({**spread, "seed": 2}), predict({"ranks": 2})]
     times = [row["step_time_s"] for row in rows]
     assert times[0] == times[1] and len(set(times)) == 3
+    slow = {"ranks": 2, "slow_ranks": "1 1.5"}
+    plain, scaled, drawn = (
+        predict({**slow, **more})["compute_s"] for more in ({}, {"compute_scale": 2.0}, {"rank_spread": 0.1, "seed": 1})
+    )
+    assert scaled == pytest.approx(2 * plain) and drawn != plain, "a slow rank left out the other factors"
 
 
 class Foreign:

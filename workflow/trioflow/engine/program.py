@@ -480,7 +480,7 @@ def build_program(
             f"the graph has tasks of rank {rank_of[beyond].max()} and the platform has {ranks} "
             "ranks; choose a larger platform or fewer ranks in the plan"
         )
-    scales = _spread_scale(compute_scale, ranks)
+    scales = spread_scale(compute_scale, ranks)
     streams, stream_names = _place_tasks(tasks, communication_on_compute_stream)
     exchanges = planner if isinstance(planner, Exchanges) else make_exchanges(tasks, planner)
     waiting, awaited = collect_waits(graph, rank_of * len(stream_names) + streams)
@@ -511,7 +511,7 @@ def build_programs(
     programs = [first]
     for case, planner in zip(cases[1:], planners[1:], strict=True):
         exchanges = planner if isinstance(planner, Exchanges) else make_exchanges(graph.task_columns, planner)
-        scales = _spread_scale(case.compute_scale, platform.ranks)
+        scales = spread_scale(case.compute_scale, platform.ranks)
         durations_s = _read_durations(graph.task_columns, first.ranks, exchanges) * scales[first.ranks]
         programs.append(first.change_times(durations_s, exchanges))
     return programs
@@ -523,7 +523,8 @@ def check_scale(scale: float, name: str) -> None:
         raise SimulationError(f"{name} is {scale!r}; give a positive factor")
 
 
-def _spread_scale(scale: float | Sequence[float], ranks: int) -> Floats:
+def spread_scale(scale: float | Sequence[float], ranks: int) -> Floats:
+    """Return the factor of each rank [ranks]; SimulationError when they are not as many, or one is not positive."""
     scales = [float(scale)] * ranks if isinstance(scale, int | float) else [float(value) for value in scale]
     if len(scales) != ranks:
         raise SimulationError(f"compute_scale has {len(scales)} values for {ranks} ranks; give one for each rank")

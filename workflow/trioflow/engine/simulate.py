@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 from msgspec import Struct, structs
@@ -42,6 +42,7 @@ from trioflow.engine.program import (
     Program,
     build_programs,
     check_scale,
+    spread_scale,
 )
 from trioflow.engine.result import (
     Executed,
@@ -442,11 +443,10 @@ class SimulationOptions:
         if isinstance(self.compute_scale, Real):
             object.__setattr__(self, "compute_scale", float(self.compute_scale))
 
-    def scale_compute(self, factor: float) -> SimulationOptions:
-        """Return the same with compute that takes a factor as long."""
-        if isinstance(self.compute_scale, float):
-            return replace(self, compute_scale=self.compute_scale * factor)
-        return replace(self, compute_scale=[value * factor for value in self.compute_scale])
+    def scale_compute(self, factor: float | Sequence[float]) -> Self:
+        """Return the same with compute that takes a factor as long: one for all, or one for each rank of the platform."""
+        each = spread_scale(self.compute_scale, len(factor)) if isinstance(factor, Sequence) else self.compute_scale
+        return replace(self, compute_scale=np.multiply(each, factor).tolist())
 
 
 DEFAULTS = SimulationOptions()

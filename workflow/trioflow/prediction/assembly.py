@@ -618,7 +618,7 @@ def join_step(graph: TaskGraph, question: Question) -> Step:
         graph = scale_operators(graph, [*options.operator_scales, *compute])
     if options.slow_ranks:
         scales = list_rank_scales(options.slow_ranks, graph.metadata.ranks)
-        options = replace(options, compute_scale=[*scales, *[1.0] * (platform.ranks - len(scales))])
+        options = options.scale_compute([*scales, *[1.0] * (platform.ranks - len(scales))])
     warnings = [*options.what_if, *times.warnings, *_list_doubts(graph, platform, collectives, options)]
     slower = options.communication_scale * corrections.get("communication", 1.0)
     options = replace(options, communication_scale=slower)

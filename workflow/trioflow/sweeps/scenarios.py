@@ -175,10 +175,11 @@ class PredictionCache(Derives):
         if step is None:
             return row
         try:
-            slower = values["communication_scale"] * step.options.communication_scale
-            changes = {"network": values["network"], "communication_scale": slower}
-            if not step.options.slow_ranks:
-                changes["compute_scale"] = draw_scales(values, step.graph.metadata.ranks)
+            changes = {
+                "network": values["network"],
+                "communication_scale": values["communication_scale"] * step.options.communication_scale,
+                "compute_scale": step.options.scale_compute(draw_scales(values, step.platform.ranks)).compute_scale,
+            }
             found = predict_step(step.replace_options(**changes)).to_dict()
             return row | {name: found.get(name) for name in PREDICTED} | {"status": OK}
         except TrioflowError as error:

@@ -488,7 +488,7 @@ class _Search:
         if step.fits_memory is False:
             return _Trial(step.wanted_bytes, step.fit_probability)
         result = predict_step(step)
-        highest = step.graph.metadata.uncertainty.compute[1]
+        highest = step.options.scale_compute(step.graph.metadata.uncertainty.compute[1]).compute_scale
         slower = step.replace_options(interval=False, compute_scale=highest, draws=0)
         time_s, draws = result.step_time_s, result.draws
         ranked_s = time_s if draws is None else draws.expected_s
