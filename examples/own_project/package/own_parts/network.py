@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from msgspec.structs import replace
 from trioflow.network.networks import ContentionFreeNetwork, Flow
 
 EXTRA_S = 20e-6
