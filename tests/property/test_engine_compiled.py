@@ -1,6 +1,6 @@
 """The compiled engine equals the plain one: the same bits, and the same words on deadlocks."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from fuzz import count_examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from measured_cost import Cost
+from msgspec import structs
 from oracles.plain_engine import PLAIN, run_reference
 from trioflow.base.errors import SimulationError
 from trioflow.engine.compiled.run import run_program
@@ -146,7 +147,7 @@ def run_both(graph: TaskGraph, platform: Platform, network: str, **options: Any)
     for one in traffic[1:]:
         check_traffic(traffic[0], one, shared=network == "fair_share")
     more = {link[:2]: size for link, size in zip(platform.links, moved_bytes.tolist(), strict=True)}
-    return replace(plain, link_bytes={ends: size + more[ends] for ends, size in plain.link_bytes.items()})
+    return structs.replace(plain, link_bytes={ends: size + more[ends] for ends, size in plain.link_bytes.items()})
 
 
 @dataclass

@@ -204,7 +204,7 @@ def test_without_torch_the_extra_is_named(tmp_path, monkeypatch):
     import sys
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "trioflow.trace.capture.workload", None)
+    monkeypatch.setitem(sys.modules, "trioflow.trace.capture.meta", None)
     with pytest.raises(InputError, match=r"pip install '.*\[capture\]'"):
         make.make_trace(SMALL, STEP)
 

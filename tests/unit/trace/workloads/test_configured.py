@@ -10,7 +10,7 @@ from trioflow.prediction.assembly import predict
 from trioflow.trace.store import load_trace
 
 transformers = pytest.importorskip("transformers", reason="networks come from transformers")
-meta = pytest.importorskip("trioflow.trace.capture.workload", reason="capture needs torch")
+meta = pytest.importorskip("trioflow.trace.capture.meta", reason="capture needs torch")
 
 TEXT = {"sequence": 64}
 ANSWERED = {  # parameters in millions, as transformers counts them, and the stacks that are repeated
