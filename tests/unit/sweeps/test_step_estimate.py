@@ -86,7 +86,13 @@ def test_an_estimate_is_near_the_full_simulation(
 
 @pytest.mark.parametrize(
     "plan",
-    [make_plan(8), make_plan(8, accumulate=4), make_plan(8, sharding="fsdp"), make_plan(8, sharding="zero1")],
+    [
+        make_plan(8),
+        make_plan(8, accumulate=4),
+        make_plan(8, sharding="fsdp"),
+        make_plan(8, sharding="zero1"),
+        make_plan(8, sharding="zero1", accumulate=2),
+    ],
     ids=lambda plan: f"{plan.plan}-{plan.pieces}",
 )
 def test_what_gradients_take_is_in_the_estimate(cache: PredictionCache, plan: Plan) -> None:

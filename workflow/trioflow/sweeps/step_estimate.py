@@ -61,6 +61,7 @@ def estimate_step(costs: UnitCosts, plan: Plan, batch: int) -> StepEstimate:
         if plan.sharding == "zero1":
             update_s, update_host_s = _time_partitioned(costs, plan, samples)
             time_s += update_s
+        time_s += _time_late_launches(costs, plan, samples)
     time_s = max(time_s, _time_host(costs, plan, samples, update_host_s))
     return StepEstimate(time_s, _count_least_bytes(costs, plan, samples))
 
@@ -77,7 +78,7 @@ def _schedule_of(plan: Plan) -> tuple[str, int, int, int]:
 
 @derived(lambda plan, samples: (*style_of(plan), *_schedule_of(plan), plan.shards, samples))
 def _time_partitioned(costs: UnitCosts, plan: Plan, samples: int) -> tuple[float, float]:
-    """Return the longest update of a rank's own parameters with the broadcasts of all, and its host's time [s]."""
+    """Return the longest update of a rank's own parameters on its device and on its host, each with the broadcasts of all [s]."""
     work, begins, schedule = costs.work_of_operators(plan, samples), costs.cut(plan.stages), plan_schedule(plan)
     placed = place_parameters(work.trace, find_units(work.trace), {})
     units = [
@@ -90,19 +91,33 @@ def _time_partitioned(costs: UnitCosts, plan: Plan, samples: int) -> tuple[float
         sent_s = sum(costs.messages.data_s(plan, "broadcast", p.size_bytes) for part in parts for p in part)
         for operators, shares in zip(partition.operators, partition.shares, strict=True):
             updates_s.append(sum(float(work.alone_s[op]) * shares.get(op, 1.0) for op in operators) + sent_s)
-            hosts_s.append(float(work.launch_s[list(operators)].sum()))
+            hosts_s.append(float(work.launch_s[list(operators)].sum()) + sent_s)
     return max(updates_s), max(hosts_s)
 
 
 def _time_host(costs: UnitCosts, plan: Plan, samples: int, update_s: float | None) -> float:
     """Return what the busiest rank's host takes to launch a step [s]; it waits for no message.
 
-    ``update_s``: the optimizer's part, where replicas share it by parameters [s].
+    ``update_s``: the optimizer's part with what is sent behind it, where replicas share it by parameters [s].
     """
     each = np.array([plan.pieces, plan.pieces, float(update_s is None)])
     (stages,) = _sum_stages([costs.work_of(plan, samples).host_s @ each], costs.cut(plan.stages))
     schedule = plan_schedule(plan)
     return (update_s or 0.0) + max(float(stages[schedule.stages_of_rank(rank)].sum()) for rank in range(schedule.ranks))
+
+
+def _time_late_launches(costs: UnitCosts, plan: Plan, samples: int) -> float:
+    """Return how long the device waits for launches of the first stage's last forward, if of no later ones [s].
+
+    Of a pipeline its first forward: behind it, launches of one stage run while another stage computes.
+    """
+    work, first = costs.work_of(plan, samples), slice(costs.cut(plan.stages)[1])
+    forward_s, backward_s = (
+        float((work.host_s[first, place] - device_s[first]).sum())
+        for place, device_s in enumerate((work.forward_s, work.backward_s))
+    )
+    before = plan.pieces - 1 if plan.pipeline == 1 else 0
+    return max(forward_s + before * max(forward_s + backward_s, 0.0), 0.0)
 
 
 _Ends = tuple[list[float], dict[int, tuple[float, float]]]
