@@ -89,7 +89,7 @@ def predict_steps(cases: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
 
 
 def score_ways(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) -> pd.DataFrame:
-    """Return `evaluate.evaluate` of each way, with ``fast_error``, the median above ``errors.FAST``."""
+    """Return `evaluate.evaluate` of each way, with ``fast_error``, the median above ``scores.FAST``."""
     judged = [(way, cases.assign(predicted_s=predicted_s)) for way, predicted_s in steps.items()]
     fast = evaluate((way, rows[rows["mfu"] > FAST]) for way, rows in judged)
     return evaluate(judged, CELL).assign(fast_error=fast["median_error"])
@@ -99,7 +99,7 @@ def choose_plans(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) 
     """Return throughput lost by the plan that each way expects to be fastest, by model, nodes and network, beside the best.
 
     A cell is what somebody could choose from: runs of one model on as many nodes of one network, two or more. Where it is
-    known how likely each is to fit (``errors.mark_crowded``), a column has the choice of those who put unlikely ones behind.
+    known how likely each is to fit (``scores.mark_crowded``), a column has the choice of those who put unlikely ones behind.
 
     The rule takes the smallest tensor, then pipeline degree, then the largest micro-batch; a
     constant MFU expects equal steps, so it loses the mean of the cell.
@@ -183,7 +183,7 @@ def _describe_plan(which: str, run: pd.Series | None) -> dict[str, Any]:
 
 
 def judge_aims(memory: pd.DataFrame | None, steps: pd.DataFrame) -> list[Reached]:
-    """Return what was judged: steps (marked by ``errors.mark_crowded``), the choice of a plan, and memory where it was."""
+    """Return what was judged: steps (marked by ``scores.mark_crowded``), the choice of a plan, and memory where it was."""
     return [*_judge_steps(steps), *([] if memory is None else _judge_memory(memory))]
 
 
