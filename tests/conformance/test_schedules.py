@@ -23,7 +23,7 @@ from trioflow.parallel.schedules.build import (
     write_schedule,
 )
 from trioflow.parallel.schedules.table import leaves
-from trioflow.parallel.splits.pipeline import split_batch, stages_of_operators
+from trioflow.parallel.splits.pipeline import split_samples, stages_of_operators
 
 torch = pytest.importorskip("torch", reason="the real tables need torch (extra [capture])")
 real = pytest.importorskip("torch.distributed.pipelining.schedules")
@@ -232,10 +232,10 @@ def test_micro_batches_that_do_not_divide_are_cut_as_pytorch_cuts_them():
             with pytest.raises(AssertionError):
                 _split_tensor(torch.zeros(batch), TensorChunkSpec(0), m)
             with pytest.raises(PlanError, match=f"{batch} samples"):
-                split_batch(batch, m)
+                split_samples(batch, m)
             continue
         theirs = _split_tensor(torch.zeros(batch), TensorChunkSpec(0), m)
-        assert split_batch(batch, m) == [len(chunk) for chunk in theirs]
+        assert split_samples(batch, m) == [len(chunk) for chunk in theirs]
 
 
 def run_real(row, name, p, v, m, batch, cut, folder):

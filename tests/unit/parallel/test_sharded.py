@@ -18,7 +18,7 @@ from trioflow.base.experiments import SHARDINGS, as_rows, load_plans, row_schema
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.plan import named_plan, replica_sizes
+from trioflow.parallel.plan import micro_batch_sizes, named_plan
 from trioflow.parallel.splits.pipeline import list_parameters
 from trioflow.parallel.splits.sharding import build_units, describe_units, partition_parameters
 from trioflow.tables import records
@@ -203,8 +203,6 @@ def test_replicas_are_launched_in_turn_under_the_lock(transformer_trace):
 
 def test_a_last_device_may_get_fewer_samples_or_none(transformer_trace):
     plan = named_plan("dp", 4)
-    assert replica_sizes(plan, 6) == [2, 2, 2]
-    assert replica_sizes(plan, 7) == [2, 2, 2, 1]
     graph = extrapolate(transformer_trace, plan, MODEL, batch=7)
     assert "mbs up to 2, DataParallel" in graph.metadata.plan_text
     sizes = of_rank(graph, 0)
@@ -215,7 +213,7 @@ def test_a_last_device_may_get_fewer_samples_or_none(transformer_trace):
     assert set(graph.tasks["group"].dropna()) == {"0,1,2"}
     simulate(graph, load_platform("a100x4-nvlink", 4))
     with pytest.raises(PlanError, match="batch 0 is not positive"):
-        replica_sizes(plan, 0)
+        micro_batch_sizes(plan, 0)
 
 
 def test_outputs_must_be_known(transformer_trace):

@@ -29,7 +29,13 @@ from trioflow.parallel.schedules.build import (
     write_schedule,
 )
 from trioflow.parallel.schedules.table import Action, Schedule, leaves
-from trioflow.parallel.splits.pipeline import chunk_batch, find_tied, loss_operators, split_batch, stages_of_operators
+from trioflow.parallel.splits.pipeline import (
+    chunk_samples,
+    find_tied,
+    loss_operators,
+    split_samples,
+    stages_of_operators,
+)
 from trioflow.parallel.task_graph import TaskGraphBuilder
 from trioflow.tables import records
 from trioflow.trace.store import Trace
@@ -132,15 +138,16 @@ def test_graphs_of_equal_stages_have_the_ideal_bubbles(transformer_trace):
 
 
 def test_batches_are_cut_as_the_frameworks_cut_them():
-    assert split_batch(10, 4) == [3, 3, 2, 2]
-    assert chunk_batch(10, 4) == [3, 3, 3, 1]
-    assert chunk_batch(5, 4) == [2, 2, 1]  # fewer than asked for
+    assert split_samples(10, 4) == [3, 3, 2, 2]
+    assert chunk_samples(10, 4) == [3, 3, 3, 1]
+    assert chunk_samples(5, 4) == [2, 2, 1]  # fewer than asked for
+    assert chunk_samples(7, 4) == [2, 2, 2, 1] and chunk_samples(6, 4) == [2, 2, 2] and chunk_samples(3, 4) == [1, 1, 1]
     pipe = named_plan("gpipe-recompute", 2, 4)
     assert micro_batch_sizes(pipe, 5) == [2, 2, 1]
     assert "gpipe-recompute, mbs up to 2, 3 micro-batches" in describe_plan(pipe, 5)
     for batch, m in itertools.product(range(1, 30), range(1, 10)):
         if batch >= m:
-            assert sum(split_batch(batch, m)) == sum(chunk_batch(batch, m)) == batch
+            assert sum(split_samples(batch, m)) == sum(chunk_samples(batch, m)) == batch
 
 
 def test_a_trace_without_tensors_cannot_be_split(transformer_trace):

@@ -26,7 +26,7 @@ from trioflow.base.units import BYTES_PER_MIB
 from trioflow.parallel.schedules.build import build_schedule, is_schedule, read_schedule
 from trioflow.parallel.schedules.table import Schedule
 from trioflow.parallel.splits.context import check_context
-from trioflow.parallel.splits.pipeline import BALANCES, chunk_batch, partition, split_batch
+from trioflow.parallel.splits.pipeline import BALANCES, chunk_samples, partition, split_samples
 from trioflow.parallel.splits.tensor_split import check_experts, count_heads, find_layers, has_vocabulary
 from trioflow.trace.store import MOST_UNNAMED, Trace, pipeline_units
 
@@ -291,28 +291,17 @@ def micro_batch_sizes(plan: Plan, batch: int) -> list[int]:
     if batch < 1:
         raise PlanError(f"batch {batch} is not positive")
     if plan.replication == "dp":
-        return replica_sizes(plan, batch)[:1]
+        return chunk_samples(batch, plan.data)[:1]
     if batch % plan.data:
         raise PlanError(
             f"plan {plan.plan}: batch {batch} does not divide into {plan.data} replica(s)",
             fix=f"use a multiple of {plan.data}",
         )
-    cut = chunk_batch if find_traits(plan.schedule).one_process else split_batch
+    cut = chunk_samples if find_traits(plan.schedule).one_process else split_samples
     try:
         return cut(batch // plan.data, plan.pieces)
     except PlanError as error:
         raise PlanError(f"plan {plan.plan}: {error.problem}", fix=error.fix) from None
-
-
-def replica_sizes(plan: Plan, batch: int) -> list[int]:
-    """Return the samples of each replica of DataParallel, as ``torch.chunk`` cuts: fewer replicas where samples are few.
-
-    Raises PlanError when there is no sample.
-    """
-    if batch < 1:
-        raise PlanError(f"batch {batch} is not positive")
-    size = -(-batch // plan.data)
-    return [min(size, batch - start) for start in range(0, batch, size)]
 
 
 def check_plan(plan: Plan, trace: Trace, batch: int) -> list[int]:

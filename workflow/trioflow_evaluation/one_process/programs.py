@@ -42,11 +42,10 @@ from trioflow.base.experiments import Plan
 from trioflow.base.units import BYTES_PER_MIB
 from trioflow.costmodel.features import FEATURES, WORK, class_of_name
 from trioflow.parallel.model_graph import ModelGraph, Operator, of_model
-from trioflow.parallel.plan import replica_sizes
 from trioflow.parallel.programs.builder import ProgramBuilder
 from trioflow.parallel.programs.staged import StagedRank
 from trioflow.parallel.programs.stages import StageWorks
-from trioflow.parallel.splits.pipeline import list_parameters
+from trioflow.parallel.splits.pipeline import chunk_samples, list_parameters
 from trioflow.parallel.splits.tensor_split import AFTER, BEFORE, Exchange, TensorSplit, find_loss, list_untrained
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.tables import records
@@ -479,7 +478,7 @@ class ReplicaRank(_ProcessRank):
     @staticmethod
     def list_samples(plan: Plan, batch: int) -> list[int]:
         """Return each replica's own samples and the whole batch of the loss."""
-        return [*replica_sizes(plan, batch), batch]
+        return [*chunk_samples(batch, plan.data), batch]
 
     @staticmethod
     def factors_of(program: ProgramBuilder, rank: int) -> Sequence[float]:

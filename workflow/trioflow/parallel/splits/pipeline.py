@@ -1,6 +1,6 @@
 """Cut a model into pipeline stages and a batch into micro-batches, and list parameters, gradients and buckets of each.
 
-`partition` balances units over stages, `split_batch` sizes micro-batches, `list_parameters` says what a rank holds, with
+`partition` balances units over stages, `split_samples` sizes micro-batches, `list_parameters` says what a rank holds, with
 or without a pipeline, and `build_buckets` which gradients travel together.
 
 References: PyTorch 2.13 ``torch/csrc/distributed/c10d/reducer.cpp`` (``compute_bucket_assignment_by_size``,
@@ -379,29 +379,26 @@ def boundary_bytes(trace: Trace, cut: int) -> int:
     return sum(crossing_storages(trace, cut).values())
 
 
-def split_batch(batch: int, micro_batches: int) -> list[int]:
-    """Return the samples of each micro-batch, as ``torch.tensor_split`` cuts: the first ones are one larger.
+def split_samples(samples: int, micro_batches: int) -> list[int]:
+    """Return the samples of each of a replica's micro-batches, as ``torch.tensor_split`` cuts: the first ones are one larger.
 
     Raises PlanError when there are fewer samples than micro-batches. In PyTorch 2.13 a stage receives into buffers of
     the first one's size, so unequal ones stop there with an error: the prediction is for a framework that receives what
     was sent.
     """
-    if micro_batches < 1 or batch < micro_batches:
+    if micro_batches < 1 or samples < micro_batches:
         raise PlanError(
-            f"{batch} samples cannot be cut into {micro_batches} micro-batches",
+            f"{samples} samples cannot be cut into {micro_batches} micro-batches",
             fix="use fewer micro-batches or a larger batch",
         )
-    size, larger = divmod(batch, micro_batches)
+    size, larger = divmod(samples, micro_batches)
     return [size + (index < larger) for index in range(micro_batches)]
 
 
-def chunk_batch(batch: int, micro_batches: int) -> list[int]:
-    """Return the samples of each micro-batch, as the old ``Pipe`` (``torch.chunk``): the last smaller, perhaps fewer.
-
-    Raises PlanError when there are fewer samples than micro-batches.
-    """
-    size = -(-batch // len(split_batch(batch, micro_batches)))
-    return [min(size, batch - start) for start in range(0, batch, size)]
+def chunk_samples(samples: int, pieces: int) -> list[int]:
+    """Return the samples of each piece, as ``torch.chunk`` cuts for DataParallel and the old ``Pipe``: the last smaller, perhaps fewer."""
+    size = -(-samples // pieces)
+    return [min(size, samples - start) for start in range(0, samples, size)]
 
 
 @of_model
