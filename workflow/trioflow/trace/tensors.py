@@ -205,7 +205,6 @@ class _Storage:
     updated_in: set[str] = field(default_factory=set)
     statistics: bool = False
     scales: bool = False
-    consumers: int = 0
     category: str = ""
 
 
@@ -298,7 +297,6 @@ class TensorTracker:
         index = self._tensor(ref, op_id, None, "")
         storage = self.storages[self.tensors[index].storage]
         storage.read_in.add(use.phase)
-        storage.consumers += 1
         storage.statistics |= ref.argument in _STATISTICS.get(use.name, ())
         if ref.argument in written:
             storage.updated_in.add(use.phase)

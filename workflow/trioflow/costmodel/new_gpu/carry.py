@@ -232,7 +232,6 @@ def _label_facts(
             "interval": [low, high],
             "interval_basis": f"rule {rule}: {model.facts.get('intervals', 'held out')}",
             "extrapolated_share": beyond_s / total_s if total_s else 0.0,
-            "traced": _traced(trace.facts),
         },
         warnings=trace.facts.warn(
             f"{label}: compute times are predicted by the rule {rule!r} from data sheets "
@@ -291,16 +290,6 @@ def _retime_facts(trace: Trace, operators: Columns) -> Facts:
     if facts.busy_s is not None:
         facts = replace(facts, busy_s=float(facts.busy_s) * after_s / before_s)
     return facts
-
-
-def _traced(facts: Facts) -> dict[str, Any]:
-    """Return the plain facts that hold for the traced GPU only."""
-    names = ("step_time_s", "busy_s")
-    return {
-        key: value
-        for key, value in sorted(facts.to_dict().items())
-        if (key in names or key.startswith(_OF_THE_SOURCE)) and isinstance(value, int | float | str)
-    }
 
 
 class NewGpuOperatorModel(RowCostModel, Struct, frozen=True):
