@@ -87,6 +87,19 @@ def test_a_device_that_waits_for_launches_is_no_bubble(prediction):
     assert told["host_share"] == pytest.approx(host, abs=0.1), "the mean over ranks; this one's beside it"
 
 
+def test_an_optimizer_on_the_host_is_no_kernel_launch(folder):
+    words = {"sequence": 128, "precision": "fsdp2-mixed", "interval": False}
+    here, there = (
+        predict(folder, "fsdp", "dgx-h100", ranks=4, offload=where, **words) for where in ("none", "optimizer")
+    )
+    update = there.timeline.query("rank == 0 and name == 'optimizer on the host'").iloc[0]
+    told = there.to_dict()
+    assert told["host_update_share"] * there.step_time_s == pytest.approx(update["end_s"] - update["start_s"])
+    assert told["host_share"] < 1.1 * here.to_dict()["host_share"]
+    assert there.parts_s["optimizer on the host"] == pytest.approx(told["host_update_share"] * there.step_time_s)
+    assert sum(there.parts_s.values()) == pytest.approx(there.step_time_s)
+
+
 def test_waits_need_no_table_of_all_ranks(folder, prediction, monkeypatch):
     every = predict(folder, PLAN, "dgx-h100", sequence=128, precision="megatron-bf16", interval=False, fold=False)
     assert not every.to_dict()["folded"]

@@ -310,6 +310,12 @@ def print_prediction(prediction: Prediction, answer: Mapping[str, Any], options:
                     if answer.get("host_share", 0.0) >= _NAMED_SHARE
                     else "",
                 ),
+                (
+                    "host-bound",
+                    f"GPUs idle {answer['host_update_share']:.1%} of the step waiting for the optimizer on the host"
+                    if answer.get("host_update_share", 0.0) >= _NAMED_SHARE
+                    else "",
+                ),
                 ("run", _describe_cost(answer, getattr(options, "currency", "US$"))),
                 (
                     "simulated",

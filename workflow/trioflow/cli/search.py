@@ -307,6 +307,7 @@ _PARTS = {
     "expert communication": ("E", "exposed EP"),
     "other communication": ("M", "exposed communication"),
     "kernel launches": ("L", "kernel launches"),
+    "optimizer on the host": ("H", "optimizer on the host"),
     "idle time": ("B", "bubble and idle"),
 }
 """Letter and name of what ``breakdown.PARTS`` has beside compute."""

@@ -36,6 +36,7 @@ from trioflow.engine.result import (
     subtract_lanes,
 )
 from trioflow.hardware.machine import Device
+from trioflow.parallel.programs.offload import HOST_UPDATE
 from trioflow.parallel.schedules.table import TRAIN
 from trioflow.parallel.splits.tensor_parallel import EXCHANGE
 from trioflow.parallel.task_graph import TaskGraph, read_tasks
@@ -92,10 +93,12 @@ def build_breakdown(
     return result.reindex(columns=tables.BREAKDOWN.names)
 
 
+_OF_HOST = {"kernel launches": "host_share", HOST_UPDATE: "host_update_share"}
+"""Parts in which devices wait for the host, and what `describe_waits` calls their shares of a step."""
 PARTS = (
     *(f"{phase} compute" for phase in tables.PHASES),
     *(f"{group} communication" for group in ("tensor", "context", "expert", "data", "pipeline", "other")),
-    "kernel launches",
+    *_OF_HOST,
     "idle time",
 )
 """Where a rank's step goes: compute by phase, communication that no compute hides by degree, waits for the host, and all
@@ -115,8 +118,9 @@ def split_step(executed: Executed, trace: Trace, waits: Mapping[str, Any], step_
     exposed = dict(waits.get("exposed_by_group_s", {})) or {"other": 1.0}
     phases = {f"{phase} compute": total[f"{phase}_s"] for phase in tables.PHASES}
     groups = {f"{name} communication": time_s for name, time_s in exposed.items()}
-    launches = min(waits.get("host_share", 0.0) * sum(total[name] for name in _WHOLE), total["idle_s"])
-    parts = {"kernel launches": launches, "idle time": total["idle_s"] - launches}
+    whole_s = sum(total[name] for name in _WHOLE)
+    parts = {name: min(waits.get(share, 0.0) * whole_s, total["idle_s"]) for name, share in _OF_HOST.items()}
+    parts["idle time"] = max(total["idle_s"] - sum(parts.values()), 0.0)
     for names, whole in ((phases, "compute_s"), (groups, "exposed_communication_s")):
         scale = total[whole] / (sum(names.values()) or 1.0)
         parts |= {name: time_s * scale for name, time_s in names.items()}
@@ -389,7 +393,7 @@ def describe_waits(executed: Executed, plan: Plan) -> dict[str, Any]:
     """Return how much of a step the ranks wait: for the pipeline, and for each group's communication.
 
     ``bubble_share`` (of the step, mean over ranks; only of a pipeline), ``host_share`` (of devices that wait for
-    launches; only where these take time) and ``exposed_by_group_s`` [s] by degree: tensor, context, expert, data,
+    launches), ``host_update_share`` (for the optimizer on the host; both only where they wait) and ``exposed_by_group_s`` [s] by degree: tensor, context, expert, data,
     pipeline; where groups wait at once, each counts.
     """
     graph, timeline = executed.graph, executed.timeline_columns
@@ -401,7 +405,8 @@ def describe_waits(executed: Executed, plan: Plan) -> dict[str, Any]:
     codes = np.array([names.index(name) for name in [*known, "pipeline"]])[groups.codes]
     if plan.expert > 1:  # all-to-alls of ranks that share sequences are named alike
         codes = np.where(graph.task_columns["name"].isin([EXCHANGE]), names.index("expert"), codes)
-    communicates, launches = select_communication(timeline), timeline["kind"].isin(["host"])
+    communicates, host = select_communication(timeline), timeline["kind"].isin(["host"])
+    updates = timeline["name"].isin([HOST_UPDATE])
     codes = np.where(communicates, codes, 0)
     step_s = float(timeline["end_s"].max())
     ranks, rank = np.unique(timeline["rank"], return_inverse=True)
@@ -415,14 +420,17 @@ def describe_waits(executed: Executed, plan: Plan) -> dict[str, Any]:
     exposed_s = measure("exposed_communication_s", work, codes, len(names))
     present = sorted({*codes[communicates].tolist()}, key=names.__getitem__)
     found: dict[str, Any] = {"exposed_by_group_s": {names[code]: float(exposed_s[code]) for code in present}}
-    (idle_s,) = measure("idle_s", work, np.zeros_like(codes))
-    launching = work.assign(computes=work["computes"] | launches)
-    (waiting_s,) = measure("idle_s", launching, np.zeros_like(codes)) if launches.any() else (idle_s,)
+
+    def measure_idle(busy: NDArray[np.bool_]) -> float:
+        return float(measure("idle_s", work.assign(computes=work["computes"] | busy), np.zeros_like(codes))[0])
+
+    idle_s = measure_idle(np.zeros_like(host))
+    updated_s = measure_idle(updates) if updates.any() else idle_s
+    waiting_s = measure_idle(host) if host.any() else idle_s
     if plan.pipeline > 1:
-        found["bubble_share"] = float(waiting_s / step_s) if step_s else 0.0
-    if idle_s > waiting_s:
-        found["host_share"] = float((idle_s - waiting_s) / step_s)
-    return found
+        found["bubble_share"] = waiting_s / step_s if step_s else 0.0
+    shares = {"host_share": updated_s - waiting_s, "host_update_share": idle_s - updated_s}
+    return found | {name: time_s / step_s for name, time_s in shares.items() if time_s > 0}
 
 
 def name_group(text: str, plan: Plan) -> str:

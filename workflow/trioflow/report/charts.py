@@ -47,19 +47,15 @@ _LOOKS = {
     "optimizer": PURPLE,
     "communication": ORANGE,
     "copy": GREEN,
-    "kernel launch": GREY,
+    "host": GREY,
     "other": VERMILLION,
 }
 """Colours of a timeline's tasks."""
-_LOOK_OF_KIND = {
-    **dict.fromkeys(("collective", "send", "recv"), "communication"),
-    "memcpy": "copy",
-    "host": "kernel launch",
-}
+_LOOK_OF_KIND = {**dict.fromkeys(("collective", "send", "recv"), "communication"), "memcpy": "copy", "host": "host"}
 _PART_COLOURS = dict(
     zip(
         PARTS,
-        (BLUE, SKY, PURPLE, VERMILLION, GREEN, "#A6761D", ORANGE, "#D6C700", "#B05080", GREY, "#B8B8B8"),
+        (BLUE, SKY, PURPLE, VERMILLION, GREEN, "#A6761D", ORANGE, "#D6C700", "#B05080", GREY, "#6B6B3A", "#B8B8B8"),
         strict=True,
     )
 )

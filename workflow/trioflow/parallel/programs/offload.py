@@ -66,6 +66,8 @@ class OffloadedActivations(Struct, frozen=True):
 _LINK_BANDWIDTH, _LINK_LATENCY = "host_link_bandwidth_bytes_per_s", "host_link_latency_s"
 _UPDATE_RATE = "host_update_bytes_per_s"
 """Rates of a platform's ``host`` that offloading needs; the latency may be left out."""
+HOST_UPDATE = "optimizer on the host"
+"""Name of the task that updates all parameters of a rank there."""
 
 
 def check_host(plan: Plan, host: Mapping[str, float]) -> None:
@@ -198,6 +200,6 @@ class HostOptimizer:
         rank, of = self.rank, {"phase": "optimizer"}
         moved_s = self.sent_bytes * rank.program.update_bytes_per_byte / rank.program.host[_UPDATE_RATE]
         after = (*self.copies, *rank.waits)
-        updated = rank.add("host", "host", "optimizer on the host", after=after, duration_s=moved_s, **of)
+        updated = rank.add("host", "host", HOST_UPDATE, after=after, duration_s=moved_s, **of)
         back_s = _copy_s(rank, self.sent_bytes)
         rank.waits.append(rank.add("fetch", "memcpy", "fetch parameters", after=(updated,), duration_s=back_s, **of))
