@@ -8,7 +8,7 @@ import csv
 import json
 import stat
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from math import isfinite
@@ -125,9 +125,7 @@ def check_values(value: Any, file: str | Path, kind: type[InputError] = InputErr
         level = [
             (f"{where}.{step}", inner)
             for where, one in level
-            for step, inner in (
-                one.items() if isinstance(one, dict) else enumerate(one if isinstance(one, list) else ())
-            )
+            for step, inner in _members(one)
             if isinstance(inner, dict | list | float)
         ]
         for where, one in level:
@@ -139,6 +137,11 @@ def check_values(value: Any, file: str | Path, kind: type[InputError] = InputErr
                     place=", ".join(filter(None, (place, where[1:]))),
                 )
     raise too_deep(file, place, kind)
+
+
+def _members(value: Any) -> Iterable[tuple[Any, Any]]:
+    """Return what lies directly inside a list or an object, with its place there."""
+    return value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ())
 
 
 def _take_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -218,18 +218,7 @@ def format_ranking(answer: dict[str, Any], *, everything: bool = True) -> str:
             lambda _, row: format_time(row["expected_s"]),
         ),
         ("80 % interval", True, lambda _, row: f"{format_time(row['low_s'])}-{format_time(row['high_s'])}"),
-        (
-            "peak, odds",
-            True,
-            lambda _, row: (
-                (
-                    "not estimated"
-                    if row["peak_memory_bytes"] is None
-                    else f"{format_bytes(row['peak_memory_bytes'])}, {row['fit_probability']:.0%}"
-                )
-                + (" (!)" if row["crowded"] else "")
-            ),
-        ),
+        ("peak, odds", True, lambda _, row: _format_peak(row) + (" (!)" if row["crowded"] else "")),
         (
             "cost/step",
             everything and "cost_per_step" in answer["compared_by"],
@@ -244,6 +233,13 @@ def format_ranking(answer: dict[str, Any], *, everything: bool = True) -> str:
     shown = [(head, write) for head, holds, write in columns if holds]
     cells = [[write(place, row) for _, write in shown] for place, row in enumerate(rows, 1)]
     return format_table([head for head, _ in shown], cells, left=3 if recipes else 2)
+
+
+def _format_peak(row: dict[str, Any]) -> str:
+    """Return a plan's peak and how likely it fits."""
+    if row["peak_memory_bytes"] is None:
+        return "not estimated"
+    return f"{format_bytes(row['peak_memory_bytes'])}, {row['fit_probability']:.0%}"
 
 
 def describe_rest(row: dict[str, Any]) -> str:

@@ -392,9 +392,9 @@ def _describe_faults(faults: Faults, ranks: int) -> dict[str, float]:
 def describe_waits(executed: Executed, plan: Plan) -> dict[str, Any]:
     """Return how much of a step the ranks wait: for the pipeline, and for each group's communication.
 
-    ``bubble_share`` (of the step, mean over ranks; only of a pipeline), ``host_share`` (of devices that wait for
-    launches), ``host_update_share`` (for the optimizer on the host; both only where they wait) and ``exposed_by_group_s`` [s] by degree: tensor, context, expert, data,
-    pipeline; where groups wait at once, each counts.
+    Shares of the step, means over ranks: ``bubble_share``, only of a pipeline; ``host_share``, in which devices wait for
+    launches, and ``host_update_share``, for the optimizer on the host, each only where they do. ``exposed_by_group_s``
+    [s] is by degree: tensor, context, expert, data, pipeline; where groups wait at once, each counts.
     """
     graph, timeline = executed.graph, executed.timeline_columns
     if graph.metadata.mode != TRAIN or not timeline.rows:

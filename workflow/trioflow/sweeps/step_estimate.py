@@ -107,9 +107,10 @@ def _time_host(costs: UnitCosts, plan: Plan, samples: int, update_s: float | Non
 
 
 def _time_late_launches(costs: UnitCosts, plan: Plan, samples: int) -> float:
-    """Return how long the device waits for launches of the first stage's last forward, if of no later ones [s].
+    """Return how long the first stage's device idles because its host launches forward more slowly than it computes [s].
 
-    Of a pipeline its first forward: behind it, launches of one stage run while another stage computes.
+    Backward hides its own launches, but with accumulation a slow host falls further behind in each micro-step. Of a
+    pipeline the first forward alone counts: later launches of one stage run while another computes.
     """
     work, first = costs.work_of(plan, samples), slice(costs.cut(plan.stages)[1])
     forward_s, backward_s = (

@@ -291,9 +291,8 @@ def read_table(path: str | Path, name: str, schema: pa.Schema | None = None) -> 
     import pandas as pd
 
     table, metadata = read_arrow(path, name, schema)
-    frame: pd.DataFrame = table.to_pandas(
-        types_mapper={INT: pd.Int64Dtype()}.get
-    )  # whole numbers stay so where some lack
+    # Whole numbers stay so where some lack.
+    frame: pd.DataFrame = table.to_pandas(types_mapper={INT: pd.Int64Dtype()}.get)
     for field in table.schema:
         if pa.types.is_list(field.type):
             frame[field.name] = table.column(field.name).to_pylist()

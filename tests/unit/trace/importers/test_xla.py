@@ -7,7 +7,7 @@ import re
 import pytest
 from trioflow.base.errors import TraceError
 from trioflow.cli.main import main
-from trioflow.trace.importers import profilers
+from trioflow.trace.importers import xla
 from trioflow.trace.importers.detect import detect_format, import_trace
 from trioflow.trace.importers.sources import ImportOptions
 
@@ -185,7 +185,7 @@ def test_a_cut_file_several_hosts_and_a_full_profile_are_refused(tmp_path, monke
     path = write(tmp_path, *on_cpu(0, 0), lanes=LANES[1:2])
     with pytest.raises(TraceError, match="--gpu names NVIDIA H100 80GB HBM3, and the profile holds no device"):
         import_trace([path], H100)
-    monkeypatch.setattr(profilers, "_MOST_EVENTS", 4)
+    monkeypatch.setattr(xla, "_MOST_EVENTS", 4)
     with pytest.raises(TraceError, match="it holds 4 events: the profiler drops what is beyond a million"):
         import_trace([path], CPU)
     whole = path.read_bytes()

@@ -90,20 +90,20 @@ def _check_sources(sources: Sequence[str | Path]) -> list[Path]:
 
 def _list_readers() -> Mapping[str, Reader]:
     """Return what reads each format of one file or folder, in the order in which sources are tried."""
-    from trioflow.trace.importers import chakra, neusight, profilers, simai, triosim
+    from trioflow.trace.importers import chakra, neusight, nsight, simai, triosim, xla
 
     return {
         "triosim": Reader(triosim.recognise, triosim.import_triosim, "TrioSim's trace.csv and tensor.csv"),
         "nsight": Reader(
-            profilers.recognise_nsight,
-            profilers.import_nsight,
+            nsight.recognise,
+            nsight.import_nsight,
             "Nsight Systems' .sqlite, .jsonl, or its folder of .parquet",
             repeats=True,
-            find_ranks=profilers.find_nsight_ranks,
+            find_ranks=nsight.find_nsight_ranks,
         ),
         "neusight": Reader(neusight.recognise, neusight.import_neusight, "a NeuSight table", repeats=True),
         "simai": Reader(simai.recognise, simai.import_simai, "a workload file of SimAI"),
-        "xla": Reader(profilers.recognise_xla, profilers.import_xla, "a profile of XLA (JAX)"),
+        "xla": Reader(xla.recognise, xla.import_xla, "a profile of XLA (JAX)"),
         "chakra": Reader(
             chakra.recognise,
             chakra.import_chakra,
