@@ -336,9 +336,9 @@ class TaskGraphBuilder:
         return task_id
 
     def add_rows(self, count: int, waits: Sequence[int], **columns: Any) -> None:
-        """Add tasks at once: of each column one value, null by default, or an array, of `number_texts` where it is text.
+        """Add tasks at once; a column is one value, null by default, or an array, of `number_texts` for text.
 
-        ``waits`` are pairs, one behind the other.
+        ``waits``: pairs of a task and what it waits for, one pair behind the other.
         """
         for name, cells in self._rows.items():
             value: Any = columns.get(name)

@@ -182,8 +182,8 @@ def count_in_order(
 ) -> tuple[int, int]:
     """Return how many pairs of one question (rows that agree in ``of_one``) are predicted in the measured order, and all pairs.
 
-    Pairs count whose ``measured_s`` differ by more than ``apart`` of the later row's, and that differ in ``unlike``, a
-    column, where it is named. Rows without a prediction take no part.
+    A pair counts if its ``measured_s`` differ by more than ``apart`` of the later row's and, where ``unlike`` names a
+    column, its values there differ. Rows without a prediction take no part.
     """
     right = pairs = 0
     for _, rows in cases.dropna(subset=predicted).groupby(list(of_one)):

@@ -228,7 +228,7 @@ class PredictionCache(Derives):
 
 
 def _refuse(error: TrioflowError) -> dict[str, Any]:
-    """Return what the row of a scenario that cannot be says: why, without the file, which is a path of this machine."""
+    """Return the row of an infeasible scenario: why, without the file, whose path is local to this machine."""
     words = [error.problem, error.fix] if isinstance(error, InputError) else [str(error)]
     reason = spell_keywords("; ".join(filter(None, words)))
     return {**dict.fromkeys(_ABSENT), "status": INFEASIBLE, "reason": reason}

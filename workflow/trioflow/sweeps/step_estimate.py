@@ -126,7 +126,7 @@ _Ends = tuple[list[float], dict[int, tuple[float, float]]]
 
 
 def _key_of_computing(plan: Plan, samples: int) -> tuple[Hashable, ...]:
-    """Return what decides a schedule's computing: without ``fully_shard`` nothing of what replicas share."""
+    """Return what decides a schedule's computing; sharding counts only under ``fully_shard``."""
     shards = (plan.sharding, plan.shards, plan.sums_shards) if plan.shards_units else ()
     return (*style_of(plan), *_schedule_of(plan), plan.data, plan.recompute, samples, *shards)
 
@@ -135,7 +135,7 @@ def _key_of_computing(plan: Plan, samples: int) -> tuple[Hashable, ...]:
 def _time_computing(costs: UnitCosts, plan: Plan, samples: int) -> tuple[_Ends, float, Floats]:
     """Return when a schedule's computing ends, gradients' sums over micro-batches included.
 
-    Under ``fully_shard`` also the first stage's wait for units that later stay, and reducing gradients [stages] [s].
+    Also, under ``fully_shard``, the first stage's wait for units that stay gathered, and each stage's reductions [stages] [s].
     """
     work, begins, schedule = costs.work_of(plan, samples), costs.cut(plan.stages), plan_schedule(plan)
     if holds_host(plan, costs.recipe.framework):
@@ -174,7 +174,7 @@ def _time_pipeline(costs: UnitCosts, plan: Plan, samples: int) -> float:
             (begin_s, done_s), made_bytes, whole_bytes = last[stage], 0, max(round(gradient_bytes[stage]), 1)
             byte_s = (done_s - begin_s + copy_s[stage]) / whole_bytes  # made evenly over a backward
             for size, count in _list_buckets(costs, plan, gradient_bytes[stage]):
-                # Of buckets of one size the first or the last is what the end waits for.
+                # Among equal buckets the first or the last decides the end.
                 exchange_s = costs.messages.data_s(plan, "all_reduce" if whole else "reduce_scatter", size)
                 first_s, last_s = (begin_s + byte_s * (made_bytes + size * place) for place in (1, count))
                 sent_s = max(max(sent_s, first_s) + count * exchange_s, last_s + exchange_s)
@@ -187,7 +187,7 @@ def _time_pipeline(costs: UnitCosts, plan: Plan, samples: int) -> float:
 
 
 def _list_buckets(costs: UnitCosts, plan: Plan, gradient_bytes: float) -> list[tuple[int, int]]:
-    """Return the sizes of a stage's buckets [bytes], each with how many there are: one of the first limit, others of theirs."""
+    """Return the sizes of a stage's buckets [bytes], each with how many there are; the first has a limit of its own."""
     left, width = round(float(gradient_bytes)), costs.recipe.bucket_width
     if plan.sharding == "distributed" and costs.recipe.reduces_whole:
         return [(left, 1)]
@@ -479,13 +479,13 @@ def _count_held(schedule: Schedule) -> _Held:
 
 @derived(lambda plan, samples: (*_key_of_computing(plan, samples), plan.sharding, plan.shards))
 def _count_least_bytes(costs: UnitCosts, plan: Plan, samples: int) -> int:
-    """Return what the fullest rank holds at least [bytes]: where stages of equal time do not fit, those of as many layers are tried."""
+    """Return what the fullest rank holds at least [bytes]: where stages of equal time do not fit, stages of equal layers are tried."""
     cuts = {tuple(costs.cut(plan.stages, balance)) for balance in BALANCES[: 1 + (plan.pipeline > 1)]}
     return min(_count_bytes(costs, plan, costs.work_of(plan, samples), cut) for cut in cuts)
 
 
 def _count_bytes(costs: UnitCosts, plan: Plan, work: UnitWork, begins: Sequence[int]) -> int:
-    """Return what the fullest rank holds at least of stages that begin at some units [bytes].
+    """Return what the fullest rank holds at least when stages begin at the units ``begins`` [bytes].
 
     Parameters, state and buffers, with the activations in flight or, after backward, all gradients; main gradients that
     nobody shards all the time. What is computed again needs nothing. Of sharded units the shards alone count, but in a

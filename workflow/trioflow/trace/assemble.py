@@ -98,7 +98,7 @@ def _find_parameter(
 
 
 def _untaken(ids: Sequence[int], tracker: TensorTracker, taken: set[int]) -> list[int]:
-    """Return the parameters among tensors whose gradient was not found yet."""
+    """Return those tensors that are parameters without a gradient yet."""
     return [i for i in ids if tracker.category(i) == "parameter" and tracker.tensors[i].storage not in taken]
 
 

@@ -398,7 +398,7 @@ class StagedRank(RankProgram):
         phase, called = ("backward", AGAIN + "{}") if again else (_PHASES.get(kind, "backward"), "{}")
         if self.stage not in self._crowded:
             self._crowded[self.stage] = self.find_crowded()
-        # Beside these something else is done; others may be added together.
+        # These need other work around them; the rest are added in one go.
         crowded = {*self._crowded[self.stage], *self.due, *self.readers, *self.work.regions_before}
         for alone, some in groupby(op_ids, (crowded if self.in_rows else set(op_ids)).__contains__):
             if not alone:

@@ -101,7 +101,7 @@ class UnitRank(StagedRank):
     def __init__(self, *place: Any) -> None:
         super().__init__(*place)
         self.repeats = self.repeats and not (self.one_stage and self.host_optimizer)
-        self.summed = (False, False)  # of the backward that runs: whether it adds gradients, whether it is the last
+        self.summed = (False, False)  # whether the running backward adds gradients, and whether it is the last
         self.units: list[UnitWork] = []
         self.of_stage: dict[int, range] = {}
         for stage in self.stages:

@@ -380,7 +380,7 @@ def boundary_bytes(trace: Trace, cut: int) -> int:
 
 
 def split_samples(samples: int, micro_batches: int) -> list[int]:
-    """Return the samples of each of a replica's micro-batches, as ``torch.tensor_split`` cuts: the first ones are one larger.
+    """Return the samples of each of a replica's micro-batches, as ``torch.tensor_split`` cuts: the first ones get one more.
 
     Raises PlanError when there are fewer samples than micro-batches. In PyTorch 2.13 a stage receives into buffers of
     the first one's size, so unequal ones stop there with an error: the prediction is for a framework that receives what
@@ -396,7 +396,7 @@ def split_samples(samples: int, micro_batches: int) -> list[int]:
 
 
 def chunk_samples(samples: int, pieces: int) -> list[int]:
-    """Return the samples of each piece, as ``torch.chunk`` cuts for DataParallel and the old ``Pipe``: the last smaller, perhaps fewer."""
+    """Return the samples of each piece, as ``torch.chunk`` cuts for DataParallel and the old ``Pipe``: the last may be smaller, and there may be fewer."""
     size = -(-samples // pieces)
     return [min(size, samples - start) for start in range(0, samples, size)]
 

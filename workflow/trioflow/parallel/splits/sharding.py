@@ -147,7 +147,7 @@ def share_optimizer(
 ) -> tuple[list[int], dict[int, float]]:
     """Return a stage's optimizer operators, and its part of those that update parameters of several stages.
 
-    ``operators``: those said to be of the stage; ``sizes`` [bytes] and stages (``placed``) are of each parameter.
+    ``operators``: those assigned to the stage; ``sizes`` [bytes] and ``placed`` (stages) have an entry a parameter.
     """
     here = set(operators)
     for op_id, parameters in find_owners(trace).of_operator.items():
