@@ -111,6 +111,7 @@ def test_another_program_trains_another_network():
             "0:96 10B:192 (a step has its first batch, unless --batch",
         ),
         ("--bf16 --nobody-knows 3", "not followed: --nobody-knows 3 (nobody here"),
+        ("--bf16 --swigl", "not followed: --swigl (did you mean swiglu?) (nobody here"),
     ],
 )
 def test_what_is_harmless_or_easy_is_taken_and_what_is_assumed_is_said(words, notes):

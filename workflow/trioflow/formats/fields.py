@@ -1,9 +1,9 @@
 """Fields of a configuration, checked as a reader takes them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trioflow.base.errors import InputError
+from trioflow.base.errors import InputError, suggest
 
 
 class Fields:
@@ -86,8 +86,15 @@ class Fields:
         ]
 
 
-def note_unknown(names: list[str]) -> list[str]:
-    """Return the sentence about fields that are not followed; nothing where there are none."""
+def note_unknown(names: list[str], known: Iterable[str]) -> list[str]:
+    """Return the sentence about fields that are not followed, with likely names; nothing where there are none."""
     if not names:
         return []
-    return [f"the configuration's {', '.join(sorted(names))} may change the work and are not followed"]
+    shown = ", ".join(name_likely(name, known) for name in sorted(names))
+    return [f"the configuration's {shown} may change the work and are not followed"]
+
+
+def name_likely(name: str, known: Iterable[str]) -> str:
+    """Return an unknown name, and in parentheses the known one that it is likely to be."""
+    likely = suggest(name, known).strip()
+    return f"{name} ({likely})" if likely else name

@@ -130,8 +130,9 @@ def read_huggingface(content: Mapping[str, Any], file: str, name: str) -> Config
     given = {aliases.get(field, field): value for field, value in content.items()}
     found = Fields({**defaults, **{n: v for n, v in given.items() if n not in foreign}}, file)
     found.taken |= {*own, *refused}
-    notes = note_unknown(found.list_unknown(HARMLESS))
-    model = _read_family(found, name, family, notes)
+    notes = note_unknown(found.list_unknown(HARMLESS), found.taken)
+    alternates, window = _read_window(found, family)
+    model = _read_family(found, name, family, window if alternates else 0)
     quantized = found.take("quantization_config")
     stated = Fields(quantized if isinstance(quantized, Mapping) else {}, file)
     if method := stated.word("quant_method", _QUANTIZED, "none"):
@@ -143,12 +144,13 @@ def read_huggingface(content: Mapping[str, Any], file: str, name: str) -> Config
     if left:
         notes.append(f"left out, so as transformers has it for {kind}: {', '.join(left)}")
     longest = found.size("max_position_embeddings") if found.take("max_position_embeddings") else 0
-    return Configuration(model.check(file), notes=tuple(notes), max_positions=longest)
+    ignored = 0 if alternates else window
+    return Configuration(model.check(file), notes=tuple(notes), max_positions=longest, ignored_window=ignored)
 
 
-def _read_family(found: Fields, name: str, family: Mapping[str, Any], notes: list[str]) -> LanguageModel:
+def _read_family(found: Fields, name: str, family: Mapping[str, Any], window: int) -> LanguageModel:
     hidden, heads = found.size("hidden_size"), found.size("num_attention_heads")
-    layers, built = found.size("num_hidden_layers"), dict(family.get("built", {}))
+    built = dict(family.get("built", {}))
     if family.get("divides") and hidden % heads:
         raise InputError(
             f"{heads} attention heads do not divide hidden_size {hidden}: transformers refuses it",
@@ -161,12 +163,13 @@ def _read_family(found: Fields, name: str, family: Mapping[str, Any], notes: lis
         built |= {"query_bias": True, "output_bias": True}
     if "mlp_bias" in family:
         built["feed_forward_bias"] = found.flag("mlp_bias")
-    more = _read_window(found, family, layers, notes) | _read_experts(found, family)
+    more = _read_experts(found, family)
     if "kv_lora_rank" in family:
         sizes = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank", "q_lora_rank")
         more |= found.read_latent(*sizes)
     values: dict[str, Any] = {
-        "layers": layers,
+        "layers": found.size("num_hidden_layers"),
+        "window": window,
         "hidden": hidden,
         "heads": heads,
         "kv_heads": found.size("num_key_value_heads", heads) if grouped else heads,
@@ -205,12 +208,12 @@ def _read_experts(found: Fields, family: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read_window(found: Fields, family: Mapping[str, Any], layers: int, notes: list[str]) -> dict[str, Any]:
-    """Return the window of every other block; windows of other blocks are not followed, and said.
+def _read_window(found: Fields, family: Mapping[str, Any]) -> tuple[bool, int]:
+    """Return whether every other block from the first on attends within a window, and the window, 0 without one.
 
     Raises InputError for blocks that attend in another way.
     """
-    usual = family.get("windowed", "")
+    layers, usual = found.size("num_hidden_layers"), family.get("windowed", "")
     off = "use_sliding_window" in family and not found.flag("use_sliding_window")
     kinds = found.take("layer_types") or [
         _WINDOWED
@@ -226,15 +229,8 @@ def _read_window(found: Fields, family: Mapping[str, Any], layers: int, notes: l
             fix="capture the model: module:function",
         )
     if off or _WINDOWED not in kinds or (usual != "even" and not found.take("sliding_window")):
-        return {}
-    window = found.size("sliding_window")
-    if kinds == [_WHOLE if i % 2 else _WINDOWED for i in range(layers)]:
-        return {"window": window}
-    notes.append(
-        f"attention's sliding_window of {window} tokens, in {kinds.count(_WINDOWED)} of {layers} blocks, is not followed:"
-        " all are read"
-    )
-    return {}
+        return False, 0
+    return kinds == [_WHOLE if i % 2 else _WINDOWED for i in range(layers)], found.size("sliding_window")
 
 
 def read_file(said: ConfigurationFile) -> Configuration | ConfiguredModel | None:

@@ -14,7 +14,7 @@ from typing import Any
 from trioflow.base.errors import InputError
 from trioflow.base.precision_recipes import choose_recipe
 from trioflow.base.provenance import read_own_table
-from trioflow.formats.fields import Fields
+from trioflow.formats.fields import Fields, name_likely
 from trioflow.trace.language.read import TEXT
 from trioflow.trace.language.sizes import (
     CUDNN,
@@ -181,6 +181,8 @@ def _sort_arguments(found: Fields) -> list[str]:
         if row.get("class") == REFUSED:
             raise InputError(f"--{name} {shown:.40}: {row['says']}", file=found.file, place=name)
         argument = f"--{name}" if value is True else f"--{name} {shown:.40}"
+        if "class" not in row:
+            argument = name_likely(argument, known_arguments())
         assumed.setdefault(row["says"], []).append(argument)
     notes = [f"not followed: {', '.join(names)} ({says})" for says, names in assumed.items()]
     for row in read_own_table("formats/megatron/together"):

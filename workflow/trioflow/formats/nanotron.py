@@ -49,7 +49,7 @@ def read_file(said: ConfigurationFile) -> Configuration | None:
         step,
         _read_nanotron_degrees(content, file),
         accumulate=tokens.size("batch_accumulation_per_replica", 1),
-        notes=tuple(note_unknown(found.list_unknown(_HARMLESS))),
+        notes=tuple(note_unknown(found.list_unknown(_HARMLESS), found.taken)),
     )
 
 

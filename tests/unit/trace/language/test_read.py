@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from trioflow.base.errors import InputError, TraceError
 from trioflow.formats.megatron import parse_arguments, read_megatron
-from trioflow.trace.language.read import TABLE, find_configuration, published_models, read_table
+from trioflow.trace.language.read import TABLE, find_configuration, published_models, read_table, trace_of
 from trioflow.trace.store import load_trace
 
 LLAMA = {
@@ -300,10 +300,13 @@ def test_what_is_not_built_is_refused_by_its_name(changes, message, tmp_path):
 
 
 def test_fields_that_may_change_the_work_are_named(tmp_path):
-    changes = {"sliding_window": 4096, "logit_softcapping": 30.0, "model_type": "mistral"}
-    notes = " ".join(find_configuration(write(tmp_path, "config.json", LLAMA | changes)).notes)
-    assert "logit_softcapping" in notes
-    assert "sliding_window of 4096" in notes
+    changes = {"sliding_window": 64, "logit_softcapping": 30.0, "num_key_value_head": 1, "model_type": "mistral"}
+    found = find_configuration(write(tmp_path, "config.json", LLAMA | changes))
+    notes = " ".join(found.notes)
+    assert "logit_softcapping, num_key_value_head (did you mean num_key_value_heads?) may change" in notes
+    for sequence in (64, 65):  # the window cuts nothing of what it holds
+        warnings = trace_of(found, {"sequence": sequence}).facts.warnings
+        assert any("sliding_window of 64" in warning for warning in warnings) == (sequence > 64)
 
 
 @pytest.mark.parametrize(

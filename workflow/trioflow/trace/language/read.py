@@ -82,8 +82,13 @@ def trace_of(found: Configuration | ConfiguredModel, asked: Mapping[str, Any]) -
     if isinstance(found, ConfiguredModel):
         return make_network_trace(found, asked)
     stated = {**found.step, **asked}
-    trace = make_trace(found.model, LanguageStep(**{"sequence": found.usual_sequence, **stated}))
-    changes: dict[str, Any] = {"warnings": trace.facts.warn(*found.notes)} if found.notes else {}
+    step = LanguageStep(**{"sequence": found.usual_sequence, **stated})
+    trace, notes = make_trace(found.model, step), list(found.notes)
+    if 0 < found.ignored_window < step.sequence:
+        notes.append(
+            f"attention's sliding_window of {found.ignored_window} tokens is not followed: all {step.sequence} are read"
+        )
+    changes: dict[str, Any] = {"warnings": trace.facts.warn(*notes)} if notes else {}
     assumed = {f"{name}_assumed": True for name in ("sequence", "precision") if name not in stated}
     if assumed:
         changes["language_model"] = {**(trace.facts.language_model or {}), **assumed}

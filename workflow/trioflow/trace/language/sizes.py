@@ -37,7 +37,8 @@ class Configuration:
     left out; ``accumulate``: micro-batches, where the file counts them instead of ``global_batch``;
     ``stages``: blocks of each as the framework cuts them, empty to be balanced; ``notes``: what
     changes work and is not followed; ``optimizer_instances``: groups of replicas that each share the optimizer;
-    ``max_positions``: the longest sequence that the model takes, 0 where nothing says.
+    ``max_positions``: the longest sequence that the model takes, 0 where nothing says; ``ignored_window``: tokens that
+    attention would read where it reads all, 0 where nothing says.
     """
 
     model: LanguageModel
@@ -49,6 +50,7 @@ class Configuration:
     notes: tuple[str, ...] = ()
     optimizer_instances: int = 1
     max_positions: int = 0
+    ignored_window: int = 0
 
     @property
     def usual_sequence(self) -> int:
