@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 from msgspec import Struct
@@ -122,13 +123,18 @@ def _silence(operators: Columns, names: Sequence[str]) -> Columns:
     return operators.assign(**{name: operators[name] * others for name in names})
 
 
-class OperatorTimes(Struct):
+class OperatorTimes(Struct, dict=True):
     """Times of the operators at one micro-batch's size."""
 
     # Time on the device and host time before it [s] [operators]
     device_s: NDArray[np.float64]
     host_s: NDArray[np.float64]
     separate_host: bool  # whether the host runs beside the device (a GPU) or is the device (a CPU)
+
+    @cached_property
+    def lists(self) -> tuple[list[float], list[float]]:
+        """The same two as lists, of which one operator is read sooner."""
+        return self.device_s.tolist(), self.host_s.tolist()
 
 
 class PricedModel(Derives, Struct, frozen=True, eq=False, dict=True):

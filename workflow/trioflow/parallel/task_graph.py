@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -288,6 +288,8 @@ TURNS = 1 << 32
 _TYPE_CODES = {tables.INT: "q", tables.FLOAT: "d"}
 _NULLS = {"q": ABSENT, "d": np.nan, "i": ""}
 """How a builder keeps numbers, and what stands for a missing one; of texts groups alone may be missing."""
+_MOST_PENDING = 50_000
+"""Calls after which a builder writes the rows that it was given: 30 MB."""
 
 
 class _Run(NamedTuple):
@@ -311,6 +313,8 @@ class TaskGraphBuilder:
         self._rows = {cell.name: array(_TYPE_CODES.get(cell.type, "i")) for cell in tables.TASKS}
         texts = (name for name, cells in self._rows.items() if cells.typecode == "i")
         self._words: dict[str, dict[Any, int]] = {name: {None: ABSENT} for name in texts}
+        self._pending: list[tuple[int, dict[str, Any]]] = []  # rows that are not written yet, and their columns
+        self._row_count = 0
         self._edges = array("q")
         self._matches = 0
         self._runs: list[_Run] = []
@@ -336,31 +340,37 @@ class TaskGraphBuilder:
         return task_id
 
     def add_rows(self, count: int, waits: Sequence[int], **columns: Any) -> None:
-        """Add tasks at once; a column is one value, null by default, or an array, of `number_texts` for text.
+        """Add tasks at once; a column is one value, null by default, or a list with one of each task.
 
         ``waits``: pairs of a task and what it waits for, one pair behind the other.
         """
-        for name, cells in self._rows.items():
-            value: Any = columns.get(name)
-            words = self._words.get(name)
-            if isinstance(value, np.ndarray):
-                cells.frombytes(value.astype(cells.typecode, copy=False).tobytes())
-                continue
-            if value is None and name != "group":
-                value = _NULLS[cells.typecode]
-            number = words.setdefault(value, len(words) - 1) if words else value
-            cells.extend([number] * count)
+        self._pending.append((count, columns))
         self._count += count
+        self._row_count += count
         self._edges.extend(waits)
+        if len(self._pending) > _MOST_PENDING:
+            self._write()
 
-    def number_texts(self, column: str, texts: Sequence[str]) -> NDArray[np.int32]:
-        """Return the numbers by which a column's rows name some texts [texts]."""
-        words = self._words[column]
-        return np.array([words.setdefault(text, len(words) - 1) for text in texts], dtype=np.int32)
+    def _write(self) -> dict[str, array[Any]]:
+        """Write the rows that are pending, column by column, and return the columns."""
+        counts = [count for count, _ in self._pending]
+        for name, cells in self._rows.items():
+            values, words = [columns.get(name) for _, columns in self._pending], self._words.get(name)
+            if list in map(type, values):
+                lists = (v if type(v) is list else [v] * count for v, count in zip(values, counts, strict=True))
+                values = [*chain.from_iterable(lists)]
+            null = None if name == "group" else _NULLS[cells.typecode]
+            values = [null if value is None else value for value in values]
+            if words:
+                values = [words.setdefault(value, len(words) - 1) for value in values]
+            numbers = np.array(values, dtype=cells.typecode)
+            cells.frombytes((numbers if len(values) == sum(counts) else np.repeat(numbers, counts)).tobytes())
+        self._pending.clear()
+        return self._rows
 
     def mark(self) -> BuilderMark:
         """Return how much has been collected so far."""
-        return BuilderMark(self._count, len(self._rows["rank"]), len(self._edges))
+        return BuilderMark(self._count, self._row_count, len(self._edges))
 
     def repeat(self, begin: BuilderMark, end: BuilderMark, micro_batch: int, turns: int) -> int:
         """Add the tasks written between two marks once more as another micro-batch's; return what to add to a ``task_id`` between them.
@@ -387,7 +397,7 @@ class TaskGraphBuilder:
         first = begin.tasks
         moved = np.empty_like(order)
         moved[order - first] = np.arange(first, first + len(order))
-        for cells in self._rows.values():
+        for cells in self._write().values():
             moving = [cells[begin.rows + place] for place in (order - first).tolist()]
             cells[begin.rows :] = array(cells.typecode, moving)
         edges = np.frombuffer(self._edges, dtype=np.int64)[begin.edges :].reshape(-1, 2)
@@ -408,7 +418,7 @@ class TaskGraphBuilder:
     @property
     def rows(self) -> Columns:
         """What has been written: tasks that repeat others have no row of their own."""
-        columns: dict[str, Column] = {name: np.array(cells) for name, cells in self._rows.items()}
+        columns: dict[str, Column] = {name: np.array(cells) for name, cells in self._write().items()}
         texts = {name: Texts(np.array(self._rows[name]), [*words][1:]) for name, words in self._words.items()}
         return Columns(columns | texts)
 

@@ -18,7 +18,6 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 from msgspec import Struct, field, structs
 
 from trioflow.base.columns import Columns
@@ -40,7 +39,6 @@ from trioflow.parallel.task_graph import (
     UNKNOWN,
     GraphMetadata,
     Grid,
-    Ints,
     TaskGraph,
     TaskGraphBuilder,
     fold_representatives,
@@ -338,7 +336,7 @@ class ProgramBuilder(Struct, kw_only=True, eq=False, dict=True):
     graph: TaskGraphBuilder = field(default_factory=TaskGraphBuilder)
     memory: dict[int, HeldMemory] = field(default_factory=dict)
     _groups: dict[tuple[int, ...], str] = field(default_factory=dict)
-    _names: dict[str, Ints] = field(default_factory=dict)
+    _names: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     _matches: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -374,13 +372,11 @@ class ProgramBuilder(Struct, kw_only=True, eq=False, dict=True):
             self._groups[key] = ",".join(map(str, ranks[source:] + ranks[:source]))
         return self._groups[key]
 
-    def number_names(self, called: str) -> Ints:
-        """Return the numbers of the operators' names after a pattern, behind those of their launches [operators, 2]."""
+    def name_operators(self, called: str) -> list[tuple[str, str]]:
+        """Return the operators' names after a pattern, behind those of their launches [operators]."""
         if called not in self._names:
-            texts = self.operators["name"]
-            named = [called.format(word) for word in texts.words]
-            pairs = [self.graph.number_texts("name", one) for one in ([f"launch {name}" for name in named], named)]
-            self._names[called] = np.column_stack(pairs)[texts.codes]
+            named = [called.format(name) for name in self.names]
+            self._names[called] = [(f"launch {name}", name) for name in named]
         return self._names[called]
 
     def match(self, *key: Any, turn: int = 0) -> int:

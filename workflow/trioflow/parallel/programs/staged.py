@@ -203,7 +203,7 @@ class StagedRank(RankProgram):
         called: str = "{}",
         extra_s: Any = 0.0,
         part: float = 1.0,
-        own_s: Mapping[int, float] | None = None,
+        own_s: Mapping[int, float] = {},
     ) -> None:
         """Add operators that wait for nothing but one another, each behind its launch where the host runs beside the device.
 
@@ -214,41 +214,35 @@ class StagedRank(RankProgram):
             return
         program, count, first = self.program, len(op_ids), self.program.graph.next_task
         times = program.times[self.times_of(micro_batch)]
-        device_s, host_s = times.device_s[op_ids] * part, times.host_s[op_ids]
-        if own_s:
-            device_s = np.array([own_s.get(op_id, s) for op_id, s in zip(op_ids, device_s.tolist(), strict=True)])
-        numbers, names = np.array(op_ids, dtype=np.int64), program.number_names(called)[op_ids]
+        names, (device_s, host_s) = program.name_operators(called), times.lists
+        extras_s = extra_s if isinstance(extra_s, list) else [extra_s] * count
+        launches_s = [host_s[op_id] + more_s for op_id, more_s in zip(op_ids, extras_s, strict=True)]
+        times_s = [own_s.get(op_id, device_s[op_id] * part) for op_id in op_ids]
+        fields: dict[str, Any] = {"phase": phase, "micro_batch": micro_batch, "stage": self.stage_field()}
         edges = [(first, task) for task in dict.fromkeys(self.waits)]
-        rest: list[int] = []
-        kinds: list[Any] = ["compute"] * 2
         if times.separate_host or (self.launches and micro_batch is not None and phase == "forward"):
             # Launch and operator in turn; each operator waits for its launch.
             before = self.read_by_host if times.separate_host else (self.last, *self.waits)
             edges = [(first, task) for task in dict.fromkeys(before) if task is not None]
             edges += [(first + 1, task) for task in (*dict.fromkeys(self.waits), first)]
-            rest = [task for launch in range(first + 2, first + 2 * count, 2) for task in (launch + 1, launch)]
+            edges += [(launch + 1, launch) for launch in range(first + 2, first + 2 * count, 2)]
             self.launched, self.read_by_host = first + 2 * count - 2, []
-            numbers, names = np.repeat(numbers, 2), names.ravel()
-            durations_s = np.column_stack([host_s + extra_s, device_s]).ravel()
-            kinds = [
-                np.tile(program.graph.number_texts(name, ["host", "compute"]), count) for name in ("stream", "kind")
-            ]
-            count *= 2
+            columns = {
+                "stream": ["host", "compute"] * count,
+                "name": [name for op_id in op_ids for name in names[op_id]],
+                "op_id": [op_id for op_id in op_ids for _ in names[op_id]],
+                "duration_s": [*chain(*zip(launches_s, times_s, strict=True))],
+            }
+            columns["kind"], count = columns["stream"], 2 * count
         else:
-            names, durations_s = names[:, 1], device_s + host_s + extra_s
-        program.graph.add_rows(
-            count,
-            [*chain(*edges), *rest],
-            rank=self.rank,
-            stream=kinds[0],
-            kind=kinds[1],
-            name=names,
-            op_id=numbers,
-            phase=phase,
-            duration_s=durations_s,
-            micro_batch=micro_batch,
-            stage=self.stage_field(),
-        )
+            columns = {
+                "stream": "compute",
+                "kind": "compute",
+                "name": [names[op_id][1] for op_id in op_ids],
+                "op_id": [*op_ids],
+                "duration_s": [time_s + launch_s for time_s, launch_s in zip(times_s, launches_s, strict=True)],
+            }
+        program.graph.add_rows(count, [*chain(*edges)], rank=self.rank, **columns, **fields)
         self.last, self.waits = first + count - 1, []
 
     def times_of(self, micro_batch: int | None) -> int:
@@ -622,8 +616,8 @@ class StagedRank(RankProgram):
             op_ids = self.work.optimizer
             ends = [place + 1 for place, op_id in enumerate(op_ids) if names[op_id] == FINDS_OVERFLOW]
             for some in np.split(op_ids, ends):  # behind the search for overflow shards may agree
-                extra_s = update_s * np.isin(some, list(self.program.split.sharded_updates))
-                self.operators(some.tolist(), None, "optimizer", extra_s=extra_s, own_s=self.work.update_s)
+                extras_s = [update_s * (op_id in self.program.split.sharded_updates) for op_id in some.tolist()]
+                self.operators(some.tolist(), None, "optimizer", extra_s=extras_s, own_s=self.work.update_s)
         if not self.program.plan.gather_overlap:
             self._gather_weights()
 
