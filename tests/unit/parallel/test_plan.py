@@ -7,7 +7,6 @@ import inspect
 import itertools
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from captured import BATCH
@@ -244,7 +243,7 @@ def test_megatron_s_plan_shares_the_vocabulary_where_the_model_has_one(tiny):
         ),
     ],
 )
-def test_every_product_of_a_block_is_cut_by_its_name(model, sizes):
+def test_every_product_of_a_block_is_cut_by_its_name(tiny, model, sizes):
     torch = pytest.importorskip("torch", reason="the models are PyTorch's")
     pytest.importorskip("transformers", reason="the models come from transformers")
     from trioflow.trace.workloads.configured import import_transformers
@@ -256,7 +255,7 @@ def test_every_product_of_a_block_is_cut_by_its_name(model, sizes):
     with torch.device("meta"):
         built = kind(kind.config_class(**(sizes or small)))
     modules = dict(built.named_modules())
-    trace = SimpleNamespace(operator_columns=Columns({"module": Texts.of(modules)}))
+    trace = ModelGraph(Columns({"module": Texts.of(modules)}), Columns({}), tiny.facts)
     rules = find_layers(trace)
     products = {
         name: module

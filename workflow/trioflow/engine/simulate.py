@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from trioflow import tables
 from trioflow.base.arguments import Flag, declare, documented, settle_fields
 from trioflow.base.columns import Columns, Texts
-from trioflow.base.derived import Derives, derived
+from trioflow.base.derived import Derives, derived, key_of
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.base.experiments import Plan
 from trioflow.engine.compiled.run import is_repaid, run_program, supports
@@ -337,13 +337,14 @@ def prepare(
     ``reason``: why identical ranks are not executed once where ``options`` do not let them.
     """
     algorithms, chunks = choose_algorithms(graph.metadata.plan, options.algorithms, options.chunks)
-    links = narrow_links(platform.links, options.communication_scale)
+    fold, scale = graph.fold, options.communication_scale
+    # Algorithms may let flows start at switches.
+    slack = keep_slack(platform) if algorithms is None else frozenset()
 
     def make_whole() -> AnyNetwork:
-        mover = make_network(options.network, links, platform.routing)
-        if isinstance(mover, FairShareNetwork) and algorithms is None:
-            # Algorithms may let flows start at switches.
-            mover.slack = keep_slack(platform)
+        mover = make_network(options.network, narrow_links(platform.links, scale), platform.routing)
+        if isinstance(mover, FairShareNetwork):
+            mover.slack = slack
         if options.record_links:
             keep_pieces(mover)
         return mover
@@ -353,25 +354,39 @@ def prepare(
         Case(planners.choose(end.bound, algorithms, chunks), options.scale_compute(end.compute_factor).compute_scale)
         for end in ends
     ]
-    fold, scale = graph.fold, options.communication_scale
     if options.fold:
         reason = "what crossed the links was asked for" if options.record_links else UNKNOWN_RANKS
     if options.fold and not options.record_links and fold is not None:
-        try:
-            whole = make_whole()
-            if not supports(whole):
-                raise CannotFoldError(f"the network {type(whole).__name__} is not known to treat like flows alike")
-            folded = fold_program(fold, cases, getattr(whole, "slack", frozenset()), platform).stretch(scale)
-            return Prepared(folded.programs, lambda: folded.make_network(type(whole), make_whole), folded)
-        except TooLargeError:
-            raise
-        except (CannotFoldError, SimulationError, InputError) as problem:
-            # Where the graph is wrong, the program of all ranks says it best.
-            reason = str(problem)
+        if options.network in NETWORKS:
+            made, reason = _write_programs(fold, cases, slack, platform)
+            if isinstance(made, FoldedProgram):
+                folded = made.stretch(scale)
+                kind = NETWORKS[options.network]
+                return Prepared(folded.programs, lambda: folded.make_network(kind, make_whole), folded)
+            return Prepared([program.stretch(scale) for program in made], make_whole, None, reason)
+        reason = f"the network {type(make_whole()).__name__} is not known to treat like flows alike"
     if fold is not None:
         check_expansion(fold, reason)
     programs = build_programs(graph, cases, [case.planner for case in cases], platform)
-    return Prepared([one.stretch(scale) for one in programs], make_whole, None, reason)
+    return Prepared([program.stretch(scale) for program in programs], make_whole, None, reason)
+
+
+@derived(
+    lambda cases, slack, platform: key_of(([(case.planner, case.compute_scale) for case in cases], slack)),
+    most=2,  # consecutive scenarios of a sweep ask for the same
+)
+def _write_programs(
+    fold: Fold, cases: Sequence[Case], slack: frozenset[int], platform: Platform
+) -> tuple[FoldedProgram | list[Program], str]:
+    """Return the program of one rank of each class; where that is not exact, those of all ranks, and why."""
+    try:
+        return fold_program(fold, cases, slack, platform), ""
+    except TooLargeError:
+        raise
+    except (CannotFoldError, SimulationError, InputError) as problem:
+        # Where the graph is wrong, the program of all ranks says it best.
+        check_expansion(fold, str(problem))
+        return build_programs(fold.whole, cases, [case.planner for case in cases], platform), str(problem)
 
 
 def _build_timeline(graph: TaskGraph, fold: Fold | None, program: Program, execution: Execution) -> Columns:

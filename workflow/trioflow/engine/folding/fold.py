@@ -550,11 +550,11 @@ class FoldedProgram(Struct, frozen=True, eq=False):
         """Return it with communication that takes a factor as long: what is alike stays so."""
         return FoldedProgram(self.fold, [p.stretch(factor) for p in self.programs], self.traffic.narrow(factor))
 
-    def make_network(self, kind: type[AnyNetwork], make_whole: Callable[[], AnyNetwork]) -> AnyNetwork:
-        """Return an unused network of the classes of links, of the kind of the whole one."""
-        if self.traffic.crossings is None:
-            return make_whole()
-        return kind(self.traffic.links)  # type: ignore[call-arg]
+    def make_network(
+        self, make: Callable[[Sequence[Link]], AnyNetwork], make_whole: Callable[[], AnyNetwork]
+    ) -> AnyNetwork:
+        """Return an unused network of the classes of links, by what makes the whole one's kind."""
+        return make_whole() if self.traffic.crossings is None else make(self.traffic.links)
 
     def spread_bytes(
         self, link_bytes: Mapping[tuple[str, str], float], links: Sequence[Link]
@@ -572,10 +572,6 @@ class FoldedProgram(Struct, frozen=True, eq=False):
         return {(link.source, link.target): size for link, size in zip(links, of_link.tolist(), strict=True)}
 
 
-@derived(
-    lambda cases, slack, platform: key_of(([(case.planner, case.compute_scale) for case in cases], slack)),
-    most=2,  # consecutive scenarios of a sweep ask for the same
-)
 def fold_program(fold: Fold, cases: Sequence[Case], slack: frozenset[int], platform: Platform) -> FoldedProgram:
     """Return the quotient of a task graph on a platform: the same for all cases, so alike in each, and for both networks.
 

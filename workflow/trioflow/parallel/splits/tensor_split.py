@@ -699,12 +699,13 @@ def split_like_megatron(trace: Trace, *, vocabulary: bool = True) -> ModelGraph:
             fix="use data or pipeline parallelism, or tensor_style gather",
         )
     if vocabulary:
-        found |= _match(trace, VOCABULARY)
+        found = found | _match(trace, VOCABULARY)
     facts = replace(trace.facts, tensor_split=found, tensor_split_by_name=True)
     return ModelGraph.of(trace).with_facts(facts)
 
 
-def find_layers(trace: Trace) -> dict[str, str]:
+@of_model
+def find_layers(trace: ModelGraph) -> dict[str, str]:
     """Return the layers of a trace that Megatron-LM cuts, and how: module pattern to column or row."""
     return _match(trace, {**LAYERS, **split_adapters(LAYERS)})
 
