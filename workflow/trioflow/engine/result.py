@@ -360,21 +360,17 @@ def measure_shares(program: Program, execution: Execution) -> dict[Part, float]:
         raise SimulationError(
             f"the cost model states the confidence {unknown[0]!r}; known are {', '.join(CONFIDENCES)}"
         )
-    exchange = np.repeat(np.arange(len(exchanges.plan_of)), np.diff(exchanges.first_members))
-    plan, tasks = exchanges.plan_of[exchange], exchanges.members
-    step_s = float(execution.end_s.max(initial=0.0))
-    ranks = int(program.ranks.max(initial=0)) + 1
+    parts = list(dict.fromkeys(exchanges.confidences))
+    # Behind the parts stand exchanges of a given time.
+    part = np.array([*map(parts.index, exchanges.confidences), len(parts)])[exchanges.plan_of]
+    moves = np.bincount(part, (exchanges.durations_s > 0) | (exchanges.flow_counts > 0), len(parts) + 1) > 0
+    tasks, ranks = exchanges.members, int(program.ranks.max(initial=0)) + 1
+    member_of = np.repeat(part, np.diff(exchanges.first_members)) * ranks + program.ranks[tasks]
     lasted_s = execution.end_s[tasks] - execution.start_s[tasks]
-    shares: dict[Part, float] = {}
-    for part in dict.fromkeys(exchanges.confidences):
-        numbers = [n for n, other in enumerate(exchanges.confidences) if other == part]
-        as_one_event = exchanges.durations_s[np.isin(exchanges.plan_of, numbers)] > 0
-        if not (as_one_event.any() or any(exchanges.plans[n].flow_count for n in numbers)):
-            continue
-        chosen = np.isin(plan, numbers)
-        most_s = np.bincount(program.ranks[tasks[chosen]], lasted_s[chosen], ranks).max()
-        shares[part] = float(most_s) / step_s if step_s > 0 else 0.0
-    return shares
+    most_s = np.bincount(member_of, lasted_s, (len(parts) + 1) * ranks).reshape(-1, ranks).max(axis=1)
+    step_s = float(execution.end_s.max(initial=0.0))
+    shares = (most_s / step_s if step_s > 0 else np.zeros_like(most_s)).tolist()
+    return {part: share for part, share, counts in zip(parts, shares, moves.tolist(), strict=False) if counts}
 
 
 def find_confidence(shares: dict[Part, float]) -> str:

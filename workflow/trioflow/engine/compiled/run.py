@@ -19,7 +19,7 @@ import numpy as np
 from trioflow.base.errors import InputError, SimulationError, how_to_install
 from trioflow.engine.compiled import kernels
 from trioflow.engine.compiled.state import EVENTS, PIECE, PIECES, RESHARED, make_plain, make_state, settle_rows
-from trioflow.engine.program import ExchangeTraffic, Execution, Pieces, Program, explain_deadlock
+from trioflow.engine.program import Execution, Pieces, Program, explain_deadlock
 from trioflow.network.collectives import CollectiveFlows
 from trioflow.network.networks import NEVER_S, AnyNetwork, ContentionFreeNetwork, FairShareNetwork, Flow, check_flow
 
@@ -43,8 +43,6 @@ def run_program(program: Program, network: AnyNetwork, *, compiled: bool) -> Exe
             f"the compiled engine does not know the network {type(network).__name__}",
             fix="choose the engine reference or auto",
         )
-    for plan in program.exchanges.plans:
-        _check_flows(plan)
     if not compiled:
         _uncompiled["events"] += program.events
     keep = getattr(network, "pieces", None) is not None
@@ -69,6 +67,7 @@ def _execute(program: Program, network: AnyNetwork, compiled: bool, pieces: int)
     """Run a program to its end and return the arrays; tasks that never end keep ``NEVER_S``."""
     widths: Any = getattr(network, "capacities_bytes_per_s", ())
     state = make_state(program, widths, type(network) is not ContentionFreeNetwork, pieces)
+    _check_flows(program, state)
     if compiled:
         run_kernels(state)
         return state
@@ -161,16 +160,18 @@ def _read_pieces(state: Any) -> Pieces:
     return Pieces(kept["flow_id"].copy(), plan, kept["flow"] - first[plan], *columns)
 
 
-def _check_flows(plan: ExchangeTraffic) -> None:
-    """Refuse a plan with a flow that no network could finish; see ``network.networks.check_flow``."""
-    sizes_bytes = plan.sizes_bytes if isinstance(plan, CollectiveFlows) else plan.block_bytes
-    columns = (sizes_bytes, plan.latencies_s, plan.max_rates_bytes_per_s)
-    finite = [(column >= 0) & (column < math.inf) for column in columns[:2]]
-    if all(np.all(one) for one in (*finite, columns[2] > 0)):
+def _check_flows(program: Program, state: Any) -> None:
+    """Refuse a program with a flow that no network could finish; see ``network.networks.check_flow``."""
+    flows = state.flows
+    columns = (flows["size_bytes"], flows["latency_s"], state.plans["block_bytes"])
+    finite = [(column >= 0) & (column < math.inf) for column in columns]
+    if all(np.all(one) for one in (*finite, flows["max_rate"] > 0)):
         return
-    each = np.broadcast_arrays(*columns)
-    for number, (ends, *numbers) in enumerate(zip(plan.shape.pairs, *each, strict=True)):
-        check_flow(Flow(number, *ends, *map(float, numbers)), 0.0, 0.0)
+    for plan in program.exchanges.plans:
+        sizes_bytes = plan.sizes_bytes if isinstance(plan, CollectiveFlows) else plan.block_bytes
+        each = np.broadcast_arrays(sizes_bytes, plan.latencies_s, plan.max_rates_bytes_per_s)
+        for number, (ends, *numbers) in enumerate(zip(plan.shape.pairs, *each, strict=True)):
+            check_flow(Flow(number, *ends, *map(float, numbers)), 0.0, 0.0)
 
 
 KERNELS = kernels.__name__
