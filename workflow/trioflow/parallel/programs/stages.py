@@ -205,10 +205,10 @@ class StageWorks(Struct):
                 work.gathered_bytes = size_weights(self.trace, work.buckets)
                 work.first_readers = self._find_first_readers(work.buckets, in_stage)
             if plan.sharding == "partitioned":
-                work.bucket_copy_s = [self._elementwise_s("aten::copy_", b.sizes_bytes, 2) for b in work.buckets]
+                work.bucket_copy_s = self._of_buckets_s("aten::copy_", work.buckets)
             elif plan.sharding != "distributed" and not recipe.keeps_main_gradients:
-                work.bucket_copy_s = [self._elementwise_s("aten::mul", b.sizes_bytes, 2) for b in work.buckets]
-                work.bucket_return_s = [self._elementwise_s("aten::copy_", b.sizes_bytes, 2) for b in work.buckets]
+                work.bucket_copy_s = self._of_buckets_s("aten::mul", work.buckets)
+                work.bucket_return_s = self._of_buckets_s("aten::copy_", work.buckets)
             if work.reduces_whole and recipe.copies_gathered:
                 # All weights are laid one behind another, filled by PyTorch's ``all_gather``, and copied back,
                 # each replica's slice of each weight by itself (nanotron's ``all_gather_coalesced``).
@@ -327,6 +327,12 @@ class StageWorks(Struct):
     def _elementwise_s(self, name: str, sizes: Sequence[int], reads: int, times: int = 1) -> float:
         """Predict one upkeep of gradients, all buffers together; what is written counts as read: a cache fetches it first."""
         return float(self._predict(name, sizes, reads, times).sum())
+
+    def _of_buckets_s(self, name: str, buckets: Sequence[Bucket]) -> list[float]:
+        """Predict an operator that reads and writes each gradient of some buckets, bucket by bucket."""
+        each_s = self._predict(name, [size for bucket in buckets for size in bucket.sizes_bytes], 2)
+        ends = np.cumsum([len(bucket.sizes_bytes) for bucket in buckets])
+        return [float(of_bucket_s.sum()) for of_bucket_s in np.split(each_s, ends[:-1])]
 
     def copies_s(self, sizes: Sequence[int]) -> list[float]:
         """Predict the copies of some buffers, one by one."""
