@@ -392,8 +392,9 @@ class StagedRank(RankProgram):
         phase, called = ("backward", AGAIN + "{}") if again else (_PHASES.get(kind, "backward"), "{}")
         if self.stage not in self._crowded:
             self._crowded[self.stage] = self.find_crowded()
-        # These need other work around them; the rest are added in one go.
-        crowded = {*self._crowded[self.stage], *self.due, *self.readers, *self.work.regions_before}
+        # These need other work around them; the rest are added in one go. A region runs before the first that needs it.
+        needed = {} if again else {i: op_id for op_id in reversed(op_ids) for i in self._needs(op_id, micro_batch)}
+        crowded = {*self._crowded[self.stage], *self.due, *self.readers, *needed.values()}
         for alone, some in groupby(op_ids, (crowded if self.in_rows else set(op_ids)).__contains__):
             if not alone:
                 self.operators(list(some), micro_batch, phase, called)
