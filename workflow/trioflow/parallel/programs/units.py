@@ -163,6 +163,15 @@ class UnitRank(StagedRank):
         super().compute_action(action)
         self.action, self.turn, self.asked = (), 0, between
 
+    def _run_operators(self, *action: Any) -> None:
+        """Run them beside what other stages have gathered, and beside a fence that nothing will pass."""
+        here = {index for index in self.of_stage[self.stage] if self.units[index].gathered_bytes}
+        whole, arriving = self.whole - here, {i: self.arriving[i] for i in self.arriving.keys() - here}
+        self.whole, self.arriving = self.whole & here, {i: self.arriving[i] for i in self.arriving.keys() & here}
+        fence, self.fence = ([], self.fence) if self.whole < here else (self.fence, [])
+        super()._run_operators(*action)
+        self.whole, self.arriving, self.fence = self.whole | whole, self.arriving | arriving, fence + self.fence
+
     def _run_forward(self, micro_batch: int, again: bool) -> None:
         self._await_stage("forward")
         self.fence += [] if self.last is None else [self.last]
