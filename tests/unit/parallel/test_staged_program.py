@@ -235,6 +235,26 @@ def test_copied_micro_batches_are_those_that_run_one_by_one(monkeypatch, transfo
     assert calls < 0.8 * (added.total() - calls), "further micro-batches are copied"
 
 
+STAGED = {
+    "ddp": {},
+    "zero1": {"sharding": "zero1"},
+    "distributed": {"sharding": "distributed"},
+    "fsdp": {"sharding": "fsdp"},
+    "hsdp": {"sharding": "hsdp", "shard": 2},
+    "optimizer on the host": {"sharding": "fsdp", "offload": "optimizer"},
+}
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_tasks_of_a_pipeline_name_their_rank_s_stage(transformer_trace, name):
+    """Collectives, copies and launches too: else a breakdown by stage counts them to the first one."""
+    plan = make_plan(4, 1, 2, "1f1b", 4, **STAGED[name])
+    rates = dict.fromkeys(("host_link_bandwidth_bytes_per_s", "host_update_bytes_per_s"), 1e10)
+    host = rates | {"sharded_forward_s": 1e-5, "sharded_backward_s": 1e-5}
+    tasks = extrapolate(transformer_trace, plan, MODEL, batch=plan.data * plan.pieces * BATCH, host=host).tasks
+    assert (tasks["stage"] == tasks["rank"] // plan.data).all()
+
+
 IN_ROWS = {
     **{name: {} for name in SHAPES},
     "tensor": {"data": 2, "tensor": 2, "accumulate": 2},

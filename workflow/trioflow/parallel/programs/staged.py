@@ -185,10 +185,13 @@ class StagedRank(RankProgram):
                 if self.work.scale_s:
                     self.compute("gradient scaling", self.work.scale_s, phase="backward")
 
+    def add(self, stream: str, kind: str, name: str, **fields: Any) -> int:
+        """Add one task of the stage whose action runs and return its ``task_id``; see ``TaskGraphBuilder.add``."""
+        return super().add(stream, kind, name, stage=self.stage_field(), **fields)
+
     def compute(self, name: str, duration_s: float, kind: str = "compute", **fields: Any) -> None:
         """Add one task to the compute stream; it waits for what was handed to `waits`."""
-        fields |= {"after": self.waits, "duration_s": duration_s, "stage": self.stage_field()}
-        self.last = self.add("compute", kind, name, **fields)
+        self.last = self.add("compute", kind, name, after=self.waits, duration_s=duration_s, **fields)
         self.waits = []
 
     def stage_field(self) -> int | None:
@@ -267,7 +270,6 @@ class StagedRank(RankProgram):
             after=(self.last, *self.waits),
             message_bytes=size_bytes,
             phase=phase,
-            stage=self.stage_field(),
             group=self.program.name_group(group),
             match_id=self.program.match(*key, turn=turn),
         )
@@ -287,7 +289,6 @@ class StagedRank(RankProgram):
             # A gradient comes back as large as the activation that went.
             message_bytes=self.program.stages[boundary].send_bytes[action.micro_batch],
             peer=self.program.rank_of(self.data, self.program.rank_of_stage[action.stage + step], self.tensor),
-            stage=self.stage_field(),
             phase=direction,
             micro_batch=action.micro_batch,
             match_id=self.program.match("p2p", boundary, direction, self.data, self.tensor, turn=action.micro_batch),
@@ -340,8 +341,7 @@ class StagedRank(RankProgram):
         if beyond_s and phase == "forward":
             fields: dict[str, Any] = {"phase": phase, "micro_batch": micro_batch}
             if self.program.times[self.times_of(micro_batch)].separate_host:
-                at = self.stage_field()
-                self.add("host", "host", "micro-batch: engine", duration_s=beyond_s, stage=at, **fields)
+                self.add("host", "host", "micro-batch: engine", duration_s=beyond_s, **fields)
             self.compute("micro-batch: engine", beyond_s, "host", **fields)
 
     def _run_forward(self, micro_batch: int, again: bool) -> None:
