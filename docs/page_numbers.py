@@ -400,8 +400,8 @@ def describe_bridge(cases: pd.DataFrame) -> Result:
 
 def describe_jobs(halves: pd.DataFrame, causes: pd.DataFrame) -> Result:
     """Return recorded jobs (``trioflow_evaluation.tables.DRIFT_HALVES`` and ``DRIFT_CAUSES``)."""
-    drawn = halves[halves["way"] == JOINT].to_dict("records")
-    worst = {name: max(abs(find_error(row, name)) for row in drawn) for name in NAMES}
+    rows = halves[halves["method"] == JOINT].to_dict("records")
+    worst = {name: max(abs(find_error(row, name)) for row in rows) for name in NAMES}
     others = write_percent(max(worst[name] for name in NAMES if name != "50"))
     reached = f"median step within {write_percent(worst['50'])}, 10 and 90 % quantiles within {others}"
     what = f"Half the steps of {halves['job'].nunique()} recorded jobs from the other half"

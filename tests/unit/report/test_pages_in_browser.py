@@ -246,7 +246,7 @@ def test_pages_are_linked_once_they_exist_and_no_longer(driver: str, tmp_path: P
             )
             assert sorted(set(links)) == sorted({"#content", "#s", other})
             shown = browser.evaluate("document.querySelector('[data-page=\"drift.html\"]').innerText.split('\\n')")
-            assert shown == ["Ranks that drift", "snakemake published"]
+            assert shown == ["Jitter of recorded jobs", "snakemake published"]
             assert browser.evaluate("document.querySelector('main details').open"), "asked for by its address"
     finally:
         browser.close()

@@ -443,7 +443,7 @@ def _describe_draws(draws: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     ]
     late = sorted(draws["late"], key=lambda one: (-one["share"], one["rank"]))[:_LATEST]
     return [
-        ("drawn", f"{draws['count']} steps: median {median}, 80 % from {low} to {high}, mean {mean}"),
+        ("sampled", f"{draws['count']} steps: median {median}, 80 % from {low} to {high}, mean {mean}"),
         ("spread", draws["source"]),
         ("waits", ", ".join(waits)),
         ("late", ", ".join(f"rank {one['rank']} at {one['share']:.0%} of its exchanges" for one in late)),

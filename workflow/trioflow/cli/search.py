@@ -185,7 +185,9 @@ def print_search(answer: dict[str, Any], *, everything: bool = True) -> None:
             f"{describe_odds(answer['first_beats_second'])}"
         )
     if "first_beats_second_drawn" in answer:
-        print(f"and in {answer['first_beats_second_drawn']:.0%} of the draws of the same ranks, by their jitter alone")
+        print(
+            f"and in {answer['first_beats_second_drawn']:.0%} of samples with the same jitter of ranks, all else equal"
+        )
     if everything:
         print(f"operator times: {answer['cost_model']}; {answer['assumption']}")
     _print_left_out(answer, everything=everything)

@@ -281,10 +281,10 @@ def fit_jobs(paths: Iterable[str | Path]) -> list[MeasuredSpread]:
 
 DRAWS = 2000
 QUANTILES = (0.1, 0.5, 0.9)
-DRAWN, JOINT = "drawn", "drawn, a step's parts together"
-ONE_TIME, REPEATED = "one time an operation", "the steps seen"
-WAYS = (JOINT, DRAWN, ONE_TIME, REPEATED)
-"""Predictions: draws in which what a step shares comes with its host and exchanges, or by itself;
+SAMPLED, JOINT = "sampled", "sampled, a step's parts together"
+ONE_TIME, REPEATED = "median times", "quantiles of the other half"
+METHODS = (JOINT, SAMPLED, ONE_TIME, REPEATED)
+"""Predictions: samples in which what a step shares comes with its host and exchanges, or by itself;
 medians alone; and the quantiles of the steps that all are made from."""
 STAGES, RANKS, MICRO_BATCHES = "stages", "ranks", "micro-batches and steps"
 COMMUNICATION, HOSTS = "communication", "host"
@@ -308,21 +308,21 @@ def judge_halves(job: Job, draws: int = DRAWS) -> pd.DataFrame:
     rows = []
     for name, seen in split_steps(len(job.step_s)).items():
         medians_s = _find_medians(job, seen)
-        by_way = {
+        predictions = {
             JOINT: draw_steps(job, seen, draws, together=True),
-            DRAWN: draw_steps(job, seen, draws),
+            SAMPLED: draw_steps(job, seen, draws),
             ONE_TIME: job.play(medians_s[:, None]),
             REPEATED: job.step_s[seen],
         }
         measured = np.quantile(job.step_s[~seen], QUANTILES)
-        for way, step_s in by_way.items():
+        for method, step_s in predictions.items():
             predicted = np.quantile(step_s, QUANTILES)
             rows.append(
                 {
                     "job": job.name,
                     "seen": name,
                     "steps": int((~seen).sum()),
-                    "way": way,
+                    "method": method,
                     **{f"measured_{q * 100:.0f}_s": m for q, m in zip(QUANTILES, measured, strict=True)},
                     **{f"predicted_{q * 100:.0f}_s": p for q, p in zip(QUANTILES, predicted, strict=True)},
                     "distance": float(ks_2samp(step_s, job.step_s[~seen], method="asymp").statistic),
@@ -332,9 +332,9 @@ def judge_halves(job: Job, draws: int = DRAWS) -> pd.DataFrame:
 
 
 def draw_steps(job: Job, seen: NDArray[np.bool_], draws: int, together: bool = False) -> Floats:
-    """Return steps drawn from the medians and the spread of those that were seen [draws] [s].
+    """Return steps sampled from the medians and the spread of those that were seen [draws] [s].
 
-    Passes take their rank's median times what is drawn. All else is taken whole from one of the
+    Passes take their rank's median times sampled factors. All else is taken whole from one of the
     steps, as its parts depend on one another; so is what passes share in a step, where ``together``
     says so.
     """
@@ -342,7 +342,7 @@ def draw_steps(job: Job, seen: NDArray[np.bool_], draws: int, together: bool = F
     spread, _ = fit_spread(job.list_passes(steps), job.list_exchanges(steps), lasting=False)
     items = job.items
     chosen, passes = np.random.default_rng(0).choice(steps, draws), _find_passes(items)
-    drawn_s, medians_s = job.item_s[:, chosen], _find_medians(job, seen)[passes, None]
+    sampled_s, medians_s = job.item_s[:, chosen], _find_medians(job, seen)[passes, None]
     own = items[passes].reset_index(drop=True)
     parts = (
         (0.0 if together else spread.step_log, np.zeros(len(own), dtype=np.int64)),
@@ -357,8 +357,8 @@ def draw_steps(job: Job, seen: NDArray[np.bool_], draws: int, together: bool = F
         logs += deviation * normals[own_group]
     if together:
         logs += np.log(job.item_s[passes][:, chosen] / medians_s).mean(axis=0)
-    drawn_s[passes] = medians_s * np.exp(logs)
-    return job.play(drawn_s)
+    sampled_s[passes] = medians_s * np.exp(logs)
+    return job.play(sampled_s)
 
 
 def _find_passes(items: pd.DataFrame) -> NDArray[np.bool_]:
@@ -465,7 +465,7 @@ def judge_drift(files: Sequence[str | Path], halves: str | Path, causes: str | P
         Section("causes", "What made the steps slow", [render_paragraph(_CAUSES), _render_causes(caused)]),
     ]
     title = "trioflow: jitter of recorded jobs"
-    ours = judged[judged["way"] == JOINT]
+    ours = judged[judged["method"] == JOINT]
     error = ours.apply(find_error, axis=1, quantile="50").abs()
     ends = pd.concat([ours.apply(find_error, axis=1, quantile=name).abs() for name in NAMES if name != "50"])
     lead = (
@@ -500,13 +500,13 @@ def _render_halves(judged: pd.DataFrame) -> str:
     ]
     fields = [
         words("job", "", "", "job"),
-        words("from", "", "steps that the prediction may see", "seen"),
+        words("predicted from", "", "steps that the prediction may see", "seen"),
         numbers("steps", "", "predicted", "count", "steps"),
-        words("way", "", "", "way"),
+        words("method", "", "", "method"),
         *errors,
         numbers("distance", "KS", "of both distributions", "short", "distance"),
     ]
-    ours = judged["way"] == JOINT
+    ours = judged["method"] == JOINT
     others = render_records(judged[~ours], fields, "Other methods, for comparison")
     return render_records(judged[ours], fields, "A step's parts sampled together") + render_details(
         "Other methods, for comparison", others
@@ -526,12 +526,12 @@ def _render_causes(caused: pd.DataFrame) -> str:
 
 def describe_drift(judged: pd.DataFrame, caused: pd.DataFrame) -> str:
     """Return both tables in Markdown, the text of docs/spread.md that `make publish` rewrites."""
-    heads = ("job", "made from", "way", *(f"{name} % quantile" for name in NAMES), "distance")
+    heads = ("job", "predicted from", "method", *(f"{name} % quantile" for name in NAMES), "distance")
     rows = [
         (
             row["job"],
             row["seen"],
-            row["way"],
+            row["method"],
             *(write_signed_percent(find_error(row, name)) for name in NAMES),
             f"{row['distance']:.2f}",
         )

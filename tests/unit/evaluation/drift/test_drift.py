@@ -15,10 +15,10 @@ from trioflow.costmodel.uncertainty import load_spreads
 from trioflow_evaluation.drift.judge import (
     JOBS_FOLDER,
     JOINT,
+    METHODS,
     PARTS,
     RANKS,
     STAGES,
-    WAYS,
     attribute_slowdown,
     describe_drift,
     draw_steps,
@@ -89,9 +89,9 @@ def read_small(folder: Path, slow: dict[tuple[int, int], float] | None = None, s
 
 def test_every_half_is_predicted_in_every_way(tmp_path: Path) -> None:
     judged = judge_halves(read_small(tmp_path), draws=200)
-    assert len(judged) == 4 * len(WAYS)
+    assert len(judged) == 4 * len(METHODS)
     error = judged["predicted_50_s"] / judged["measured_50_s"] - 1
-    assert error[judged["way"] == JOINT].abs().max() < 0.05
+    assert error[judged["method"] == JOINT].abs().max() < 0.05
 
 
 def test_a_prediction_sees_its_half_alone(tmp_path: Path) -> None:
