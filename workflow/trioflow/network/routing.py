@@ -159,6 +159,11 @@ class Routes(NamedTuple):
     hops: Ints  # links of all routes, one route after the other [hops]
     first_hops: Ints  # where the route of each pair begins in ``hops`` [pairs + 1]
 
+    def choose(self, first: int, last: int) -> Routes:
+        """Return the routes of some consecutive pairs, the last one left out."""
+        begins = self.first_hops[first : last + 1]
+        return Routes(self.hops[begins[0] : begins[-1]], begins - begins[0])
+
 
 class _Stretches(NamedTuple):
     """Ways without a choice from some nodes on, or back from them, to the next nodes with a choice."""

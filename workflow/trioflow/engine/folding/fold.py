@@ -286,7 +286,11 @@ def _route_groups(planner: CollectivePlanner, kind: object, groups: Ints, collec
     texts = zip(*(_write_runs(*column) for column in columns), strict=True)
     numbers: dict[object, int] = {}
     code = np.array([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)
-    return _GroupRoutes(routes, code, [members[first] for first in _find_firsts(code).tolist()])
+    examples = _find_firsts(code).tolist()
+    ends = count_up(counts)
+    for first in examples:
+        planner.shape(collective, size, members[first]).routes = routes.choose(ends[first], ends[first + 1])
+    return _GroupRoutes(routes, code, [members[first] for first in examples])
 
 
 def _find_places(group: Sequence[int], named: Iterable[tuple[str, str]]) -> Ints:
