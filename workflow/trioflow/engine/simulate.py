@@ -351,7 +351,10 @@ def prepare(
 
     planners = _find_planners(platform, collectives)
     cases = [
-        Case(planners.choose(end.bound, algorithms, chunks), options.scale_compute(end.compute_factor).compute_scale)
+        Case(
+            planners.choose(end.bound, algorithms, chunks),
+            np.multiply(options.compute_scale, end.compute_factor).tolist(),
+        )
         for end in ends
     ]
     if options.fold:

@@ -279,6 +279,11 @@ class Prediction:
         return self.step_time_s if high_s is None else high_s
 
     @property
+    def samples_per_s(self) -> float | None:
+        """Samples that a second of steps trains on; None of a step that takes no time."""
+        return self.task_graph.metadata.batch / self.step_time_s if self.step_time_s else None
+
+    @property
     def compute_s(self) -> float:
         """Time in which the busiest rank computes [s]."""
         return self._summary.compute_s
@@ -418,11 +423,10 @@ class Prediction:
         """Return the prediction as ``trioflow simulate --json`` prints it."""
         step, summary, metadata = self.step, self._summary, self.task_graph.metadata
         times = {key: getattr(summary, key) for key in (*TIMES, "ranks", "events", "simulator_wall_s")}
-        batch = metadata.batch
         found = {
             **{key: value for key, value in times.items() if value is not None},
             "workload": step.traces[0].facts.workload,
-            "batch": batch,
+            "batch": metadata.batch,
             "plan": metadata.plan.plan,
             "plan_text": metadata.plan_text,
             "platform": step.platform.name,
@@ -437,7 +441,7 @@ class Prediction:
             "memory": self.memory,
             "mode": metadata.mode,
             **self._describe_stages(),
-            "samples_per_s": batch / self.step_time_s if self.step_time_s else None,
+            "samples_per_s": self.samples_per_s,
             "folded": summary.folded,
             "unfolded_reason": summary.unfolded_reason,
             "warnings": self.warnings,

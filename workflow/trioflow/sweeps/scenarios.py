@@ -180,8 +180,10 @@ class PredictionCache(Derives):
                 "communication_scale": values["communication_scale"] * step.options.communication_scale,
                 "compute_scale": step.options.scale_compute(draw_scales(values, step.platform.ranks)).compute_scale,
             }
-            found = predict_step(step.replace_options(**changes)).to_dict()
-            return row | {name: found.get(name) for name in PREDICTED} | {"status": OK}
+            prediction = predict_step(step.replace_options(**changes))
+            summary, rate = prediction.simulated.result.summary, prediction.samples_per_s
+            row |= {name: getattr(summary, name) for name in (*TIMES, "events")}
+            return row | {"samples_per_s": rate, "confidence": prediction.confidence, "status": OK}
         except TrioflowError as error:
             return row | _refuse(error)
 
