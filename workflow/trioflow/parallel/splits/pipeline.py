@@ -70,7 +70,7 @@ def list_parameters(trace: ModelGraph, tensor: int = 1, expert: int = 1) -> list
     trace does not say which parameters there are.
     """
     gradients = {str(g["name"]): g for g in trace.facts.gradients}
-    untrained = {str(entry["name"]): entry for entry in list_untrained(trace)}
+    known = {**{str(entry["name"]): entry for entry in list_untrained(trace)}, **gradients}
     listed = trace.facts.parameters or _shapes_of_gradients(trace)
     if not listed:
         raise PlanError(
@@ -91,7 +91,7 @@ def list_parameters(trace: ModelGraph, tensor: int = 1, expert: int = 1) -> list
             whole = gcd(shape[0], expert)
             shape[0] //= whole
             shape[-1] //= expert // whole
-        storage = int({**untrained, **gradients}.get(name, {}).get("parameter_storage_id", -1))
+        storage = int(known.get(name, {}).get("parameter_storage_id", -1))
         found.append(
             Parameter(
                 name,
@@ -257,12 +257,11 @@ def assign_units(trace: ModelGraph) -> NDArray[np.int64]:
     units = pipeline_units(trace)
     if not units:
         raise PlanError("the trace does not say where its model can be cut", fix="give trace.json the key units")
-    paths = [(path, index) for index, modules in enumerate(units.values()) for path in modules]
-    paths.sort(key=lambda item: -len(item[0]))
+    unit_at = {path: index for index, modules in enumerate(units.values()) for path in modules}
 
     @cache
     def find(module: str) -> int:
-        return next((index for path, index in paths if is_inside(module, [path])), -1)
+        return unit_at.get(module, find(module.rpartition(".")[0]) if module else -1)
 
     result: list[int] = []
     for row in trace.rows:

@@ -58,7 +58,7 @@ DeepEP ``README.md`` (normal kernels forward from the RDMA to the NVLink domain)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from math import comb, gcd
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -425,6 +425,7 @@ class Splitter:
 
     def __init__(self, trace: ModelGraph, degree: int, sequence: bool, vocabulary: Vocabulary | None) -> None:
         self.rules: Mapping[str, str] = trace.facts.tensor_split or {}
+        self.kind_of = cache(partial(kind_of_module, rules=self.rules))
         self.degree, self.sequence, self.vocabulary = degree, sequence, vocabulary
         self.storage, self.category, self.size, self.shape = trace.storage, trace.category, trace.size, trace.shape
         self.kinds: dict[int, str] = {}
@@ -449,7 +450,7 @@ class Splitter:
         if row.phase == "optimizer":
             return ""
         inputs = row.reads
-        kind, name = kind_of_module(row.module, self.rules), plain_operator_name(row.name)[0]
+        kind, name = self.kind_of(row.module), plain_operator_name(row.name)[0]
         if name in _SCALED and row.phase == "forward":
             self.scaled.add(row.op_id)
         if row.phase == "backward":
@@ -571,7 +572,7 @@ def split_operators(trace: ModelGraph, degree: int, *, sequence: bool = False, v
             fix="use data or pipeline parallelism, or give the split in trace.json: tensor_split",
         )
     # Whole experts see the tokens of all ranks that send them some.
-    whole = {m for m in find_expert_modules(trace) if not kind_of_module(m, splitter.rules)}
+    whole = {m for m in find_expert_modules(trace) if not splitter.kind_of(m)}
     split.partial_gradients = frozenset(
         str(g["name"])
         for g in trace.facts.gradients
