@@ -16,7 +16,7 @@ from trioflow.base.provenance import atomic_path, read_json
 from trioflow.base.settings import read_cells
 from trioflow.base.yaml_files import LARGEST_BYTES, read_yaml
 from trioflow.costmodel.choices import load_overrides
-from trioflow.formats.logs import import_nccl_tests
+from trioflow.formats.nccl_tests import import_nccl_tests
 from trioflow.hardware.machine import load_device
 from trioflow.hardware.platform import load_platform
 from trioflow.hardware.topologies.grids import read_edge_list

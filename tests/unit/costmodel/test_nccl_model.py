@@ -35,7 +35,7 @@ from trioflow.costmodel.fits.collectives import (
     median_points,
     thin,
 )
-from trioflow.formats.logs import import_nccl_tests
+from trioflow.formats.nccl_tests import import_nccl_tests
 from trioflow_evaluation.fits.collectives import PUBLIC_TABLES, PublicTable
 
 A100 = NcclMachine("ampere", "nvlink", 240e9)

@@ -30,7 +30,8 @@ from trioflow.cli.output import (
     write_output,
 )
 from trioflow.costmodel.choices import find_launch_s, find_platform, load_named_platform
-from trioflow.formats.logs import LoggedSteps, import_nccl_tests, read_logged_steps
+from trioflow.formats.logs import LoggedSteps, read_logged_steps
+from trioflow.formats.nccl_tests import import_nccl_tests
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import EXCHANGE, MICRO_BATCH, Corrections, correct_platform, save_corrected
 from trioflow.network.collectives import CollectivePlanner, compute_wire_bytes

@@ -15,7 +15,7 @@ from trioflow.costmodel.collectives.model import wire_factor
 from trioflow.costmodel.collectives.platform import NcclMachine, load_constants, recognise_device
 from trioflow.costmodel.fits.collectives import fit_platform_collectives
 from trioflow.costmodel.fits.operators import AUTO, METHOD_NAMES, fit_named_model
-from trioflow.formats.logs import PROGRAMS, import_nccl_tests
+from trioflow.formats.nccl_tests import PROGRAMS, import_nccl_tests
 from trioflow.tables import records
 from trioflow.trace.store import find_operators, load_trace
 
