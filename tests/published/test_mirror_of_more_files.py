@@ -5,8 +5,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from trioflow.datasets.catalogue import SINGLE_PRODUCTS, load_catalogue
+from trioflow_evaluation.fits.half_precision import read_tensor_products
 from trioflow_evaluation.fits.new_gpu import load_cases, read_rows
-from trioflow_evaluation.fits.operators import load_published, read_tensor_products
+from trioflow_evaluation.fits.operators import load_published
 
 MODELS = ["neusight/labels-a100-pcie-80gb", "neusight/labels-v100-pcie-32gb"]
 BATCH = "bert_large-train-512-2"

@@ -10,7 +10,7 @@ from trioflow.base.provenance import read_json
 from trioflow.costmodel.operators.precision import SHIPPED_FILE, sustained_time
 from trioflow.datasets.catalogue import HALF_ATTENTION, HALF_EXPERTS, HALF_PRODUCTS
 from trioflow.hardware.machine import load_device
-from trioflow_evaluation.fits.operators import build_tensor_products
+from trioflow_evaluation.fits.half_precision import build_tensor_products
 
 
 @pytest.mark.slow

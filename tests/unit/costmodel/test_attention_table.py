@@ -21,7 +21,7 @@ from trioflow.costmodel.operators.precision import (
 )
 from trioflow.hardware.machine import load_device
 from trioflow.trace.store import load_trace
-from trioflow_evaluation.fits.operators import fit_attention
+from trioflow_evaluation.fits.half_precision import fit_attention
 
 FLASH = "aten::_scaled_dot_product_flash_attention"
 BACKWARD_RATIO = BACKWARD_FLOP * BACKWARD_SHARES[1] / BACKWARD_SHARES[0]

@@ -42,7 +42,7 @@ from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace, load_trace
-from trioflow_evaluation.fits.operators import FORM, fit_tensor_products, judge_experts, save_tensor_tables
+from trioflow_evaluation.fits.half_precision import FORM, fit_tensor_products, judge_experts, save_tensor_tables
 from trioflow_evaluation.published.judge import judge_anchors
 
 from costmodel.gpu_synthetic import DEVICE, LIMITS, make_gpu_traces, make_step

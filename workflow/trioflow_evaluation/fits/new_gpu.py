@@ -41,6 +41,7 @@ from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
 from trioflow.hardware.machine import FALLBACK_PRECISION, DeviceSheet, find_device, list_devices, load_device
 from trioflow.trace.store import Trace
 
+from trioflow_evaluation.fits.half_precision import read_tensor_products
 from trioflow_evaluation.fits.operators import (
     TEST,
     TRAIN,
@@ -48,7 +49,6 @@ from trioflow_evaluation.fits.operators import (
     load_benchmarks,
     load_published,
     pair_batches,
-    read_tensor_products,
     without_workload,
 )
 
