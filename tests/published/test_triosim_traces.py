@@ -6,7 +6,7 @@ from math import prod
 
 import pytest
 from same_model import ProportionalModel
-from trioflow.export.rank_files import write_triosim
+from trioflow.export.triosim import write_triosim
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
 from trioflow.trace.importers.sources import ImportOptions

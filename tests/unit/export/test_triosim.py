@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from trioflow.base.errors import TraceError
-from trioflow.export.rank_files import write_triosim
+from trioflow.export.triosim import write_triosim
 from trioflow.trace.importers.sources import ImportOptions
 from trioflow.trace.importers.triosim import import_triosim
 from trioflow.trace.store import Trace, load_trace

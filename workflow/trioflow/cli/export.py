@@ -11,7 +11,8 @@ from trioflow.cli.answer import PERFETTO_ENDINGS, predict_options, write_timelin
 from trioflow.cli.choices import COLLECTIVES, add_plan_arguments, read_options
 from trioflow.cli.output import add_command, add_subcommand, check_output, print_warnings
 from trioflow.costmodel.choices import find_own_model
-from trioflow.export.rank_files import leave_host, size_trace, write_chakra, write_kineto, write_nccl_log, write_triosim
+from trioflow.export.rank_files import leave_host, size_trace, write_chakra, write_kineto, write_nccl_log
+from trioflow.export.triosim import write_triosim
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.schedules.build import lower_for_execution, plan_schedule, write_schedule
 from trioflow.prediction.assembly import build_graph
