@@ -255,6 +255,15 @@ def test_tasks_of_a_pipeline_name_their_rank_s_stage(transformer_trace, name):
     assert (tasks["stage"] == tasks["rank"] // plan.data).all()
 
 
+def test_a_stage_without_gradients_copies_none_to_or_from_buckets(transformer_trace):
+    facts = transformer_trace.facts
+    trained = tuple(g for g in facts.gradients if g["name"].startswith("head"))
+    trace = Trace(transformer_trace.operators, transformer_trace.tensors, replace(facts, gradients=trained))
+    plan = make_plan(2, 1, 2, "1f1b", 2)
+    tasks = extrapolate(trace, plan, MODEL, batch=plan.data * plan.pieces * BATCH).tasks
+    assert {*tasks["stage"][tasks["name"].str.contains("bucket")]} == {1}
+
+
 IN_ROWS = {
     **{name: {} for name in SHAPES},
     "tensor": {"data": 2, "tensor": 2, "accumulate": 2},

@@ -332,7 +332,7 @@ class StageWorks(Struct):
         """Predict an operator that reads and writes each gradient of some buckets, bucket by bucket."""
         each_s = self._predict(name, [size for bucket in buckets for size in bucket.sizes_bytes], 2)
         ends = np.cumsum([len(bucket.sizes_bytes) for bucket in buckets])
-        return [float(of_bucket_s.sum()) for of_bucket_s in np.split(each_s, ends[:-1])]
+        return [float(of_bucket_s.sum()) for of_bucket_s in np.split(each_s, ends)[:-1]]
 
     def copies_s(self, sizes: Sequence[int]) -> list[float]:
         """Predict the copies of some buffers, one by one."""
