@@ -259,23 +259,27 @@ class _Graph:
         costs = np.zeros(count, dtype=np.complex128)
         return _Stretches(np.arange(count + 1), np.arange(count), nodes, costs, links, nodes[:0], False)
 
+    @cached_property
+    def _between(self) -> tuple[Costs, Costs, Ints]:
+        """The cheapest stretch from each node with a choice, and to it [nodes]; and which two one joins, as keys in order, then -1."""
+        nodes, count = np.flatnonzero(~self.passage), len(self.passage)
+        least = np.full((2, count), _ENDLESS)
+        for cost, back in zip(least, (True, False), strict=True):
+            reached = self.follow(nodes, back, beyond=True)
+            np.minimum.at(cost, nodes[reached.owner], reached.cost)
+        joined = np.unique(nodes[reached.owner] * count + reached.node)
+        return least[1], least[0], np.append(joined, _NONE)
+
     def bound(self, end: Ints, start: Ints) -> Costs:
         """Return what no way from a node with a choice to another takes less than.
 
         The cheaper of its first and its last stretch where one joins them, else both.
         """
-        least, count = [], len(self.passage)
-        joined = np.zeros(len(end), dtype=bool)
-        for nodes, back in ((end, False), (start, True)):
-            different, place = np.unique(nodes, return_inverse=True)
-            reached = self.follow(different, back, beyond=True)
-            cost = np.full(len(different), _ENDLESS)
-            np.minimum.at(cost, reached.owner, reached.cost)
-            least.append(cost[place])
-            if not back:
-                joined = np.isin(end * count + start, different[reached.owner] * count + reached.node)
-        known = ~self.passage[end] & ~self.passage[start]
-        return np.where(known, np.where(joined, np.maximum(*least), least[0] + least[1]), 0)
+        from_, to, joined = self._between
+        keys = end * len(self.passage) + start
+        joins = joined[np.searchsorted(joined[:-1], keys)] == keys
+        least = np.where(joins, np.maximum(from_[end], to[start]), from_[end] + to[start])
+        return np.where(~self.passage[end] & ~self.passage[start], least, 0)
 
 
 class Router:
