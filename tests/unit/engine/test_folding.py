@@ -380,11 +380,9 @@ def test_what_does_not_fit_is_told_with_ranks_tasks_and_memory(graph: TaskGraph)
     told = rf"all {EIGHT} ranks are needed \(asked for\): [\d.]+ k tasks take some [\d.]+ MB .*fewer ranks"
     with pytest.raises(TooLargeError, match=told):
         check_expansion(fold, "asked for", available_bytes=needed_bytes - 1)
-    family = len(fold.families) - 1
-    groups = np.arange(len(fold.families[family].groups))
-    check_division(fold, {family: groups}, "they differ", available_bytes=needed_bytes)
+    check_division(fold, np.arange(EIGHT), "they differ", available_bytes=needed_bytes)
     with pytest.raises(TooLargeError, match=f"1 of {EIGHT} ranks"):
-        check_division(fold, {}, "they differ", available_bytes=1.0)
+        check_division(fold, fold.class_of, "they differ", available_bytes=1.0)
 
 
 def test_a_simulation_that_would_not_fit_ends_before_its_tasks_are_made(

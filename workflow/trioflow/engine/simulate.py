@@ -73,6 +73,7 @@ from trioflow.network.networks import (
     FairShareNetwork,
     FlowShape,
     compute_max_min_rates,
+    find_network,
     find_slack,
     make_network,
 )
@@ -357,32 +358,39 @@ def prepare(
         )
         for end in ends
     ]
-    if options.fold:
-        reason = "what crossed the links was asked for" if options.record_links else UNKNOWN_RANKS
-    if options.fold and not options.record_links and fold is not None:
-        if options.network in NETWORKS:
-            made, reason = _write_programs(fold, cases, slack, platform)
-            if isinstance(made, FoldedProgram):
-                folded = made.stretch(scale)
-                kind = NETWORKS[options.network]
-                return Prepared(folded.programs, lambda: folded.make_network(kind, make_whole), folded)
-            return Prepared([program.stretch(scale) for program in made], make_whole, None, reason)
-        reason = f"the network {type(make_whole()).__name__} is not known to treat like flows alike"
+    make = find_network(options.network)
+    unlike = f"the network {options.network} is not known to treat like flows alike"
+    obstacles = {
+        reason: not options.fold,
+        "what crossed the links was asked for": options.record_links,
+        UNKNOWN_RANKS: fold is None,
+        unlike: options.network not in NETWORKS,
+    }
+    reason = next((obstacle for obstacle, stands in obstacles.items() if stands), "")
     if fold is not None:
-        check_expansion(fold, reason)
-    programs = build_programs(graph, cases, [case.planner for case in cases], platform)
-    return Prepared([program.stretch(scale) for program in programs], make_whole, None, reason)
+        made, reason = _write_programs(fold, cases, slack, platform, reason)
+    else:
+        made = build_programs(graph, cases, [case.planner for case in cases], platform)
+    if isinstance(made, FoldedProgram):
+        folded = made.stretch(scale)
+        return Prepared(folded.programs, lambda: folded.make_network(make, make_whole), folded)
+    return Prepared([program.stretch(scale) for program in made], make_whole, None, reason)
 
 
 @derived(
-    lambda cases, slack, platform: key_of(([(case.planner, case.compute_scale) for case in cases], slack)),
+    lambda cases, slack, platform, reason: (
+        key_of(([(case.planner, case.compute_scale) for case in cases], slack)),
+        reason,
+    ),
     most=2,  # consecutive scenarios of a sweep ask for the same
 )
 def _write_programs(
-    fold: Fold, cases: Sequence[Case], slack: frozenset[int], platform: Platform
+    fold: Fold, cases: Sequence[Case], slack: frozenset[int], platform: Platform, reason: str
 ) -> tuple[FoldedProgram | list[Program], str]:
-    """Return the program of one rank of each class; where that is not exact, those of all ranks, and why."""
+    """Return the program of one rank of each class; for a reason, or where that is not exact, those of all ranks, and why."""
     try:
+        if reason:
+            raise CannotFoldError(reason)
         return fold_program(fold, cases, slack, platform), ""
     except TooLargeError:
         raise

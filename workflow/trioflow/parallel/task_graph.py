@@ -524,9 +524,8 @@ def fold_representatives(graph: TaskGraph, grid: Grid) -> TaskGraph:
     return TaskGraph.of_fold(fold)
 
 
-def split_fold(fold: Fold, of_rank: Ints, of_group: Mapping[int, Ints]) -> Fold:
-    """Divide classes, as little as possible, until ranks of a class and groups of a family have equal numbers."""
-    ranks, groups = _divide_classes(fold, of_rank, of_group)
+def split_fold(fold: Fold, ranks: Ints, groups: list[Ints]) -> Fold:
+    """Divide classes of ranks and families of groups as `divide_classes` says."""
     representatives = np.sort(np.unique(ranks, return_index=True)[1]).astype(np.int64)
     number = np.empty(len(representatives), dtype=np.int64)
     number[ranks[representatives]] = np.arange(len(representatives))
@@ -536,8 +535,11 @@ def split_fold(fold: Fold, of_rank: Ints, of_group: Mapping[int, Ints]) -> Fold:
     return Fold(graph, class_of, representatives, family_of, families, fold)
 
 
-def _divide_classes(fold: Fold, of_rank: Ints, of_group: Mapping[int, Ints]) -> tuple[Ints, list[Ints]]:
-    """Return a number for each rank and each group of each family, until nothing more differs."""
+def divide_classes(fold: Fold, of_rank: Ints, of_group: Mapping[int, Ints]) -> tuple[Ints, list[Ints]]:
+    """Return a class for each rank and a number for each group of each family.
+
+    As few as possible, so that ranks of a class and groups of a family have equal numbers in what is given.
+    """
     ranks = _number_pairs(fold.class_of, of_rank)
     groups = [
         of_group.get(number, np.zeros(len(family.groups), dtype=np.int64))

@@ -142,11 +142,8 @@ class _Driver:
 
 def _name_bytes(network: AnyNetwork, moved_bytes: list[float]) -> dict[tuple[str, str], float]:
     """Return what moved over each link by its ends; of links side by side, over the last."""
-    ends = network.link_bytes
     if not supports(network):
-        return dict(ends)
-    if len(ends) == len(moved_bytes):  # The usual case: the names are there already.
-        return dict(zip(ends, moved_bytes, strict=True))
+        return dict(network.link_bytes)
     pairs = zip(network.links, moved_bytes, strict=True)  # type: ignore[union-attr]
     return {(link.source, link.target): moved for link, moved in pairs}
 

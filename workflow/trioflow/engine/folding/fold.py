@@ -32,7 +32,7 @@ an exchange ends with its last flow, and the classes of its flows are those of e
 depends on the order of events at one time, and neither does when tasks run (``engine.compiled.kernels``). Bytes on links are
 sums over the same flows, but in another order: they agree to rounding.
 
-Classes that do not fulfil this are divided (``task_graph.split_fold``): ranks whose speeds, or whose groups' costs or
+Classes that do not fulfil this are divided (``task_graph.divide_classes``): ranks whose speeds, or whose groups' costs or
 flows differ. Where no two ranks are left in one class, all ranks are executed.
 
 Where replicas lie on several leaf sets of a cluster, the ring of a stage leaves a set at its last node, where it shares
@@ -78,7 +78,7 @@ from trioflow.network.collectives import CollectiveFlows, CollectivePlanner
 from trioflow.network.message_planner import CollectiveMessages
 from trioflow.network.networks import AnyNetwork, FlowShape
 from trioflow.network.routing import Router, Routes
-from trioflow.parallel.task_graph import Family, Fold, split_fold
+from trioflow.parallel.task_graph import Family, Fold, divide_classes, split_fold
 
 Words = NDArray[np.uint64]
 
@@ -237,10 +237,6 @@ class FoldedTraffic(Struct, frozen=True, eq=False):
     crossings: Crossings | None
     warnings: list[str]  # what the planner warns of, without repeats
     slack: SlackCrossings | None = None  # flows over links that take no part in sharing
-
-    def narrow(self, factor: float) -> FoldedTraffic:
-        """Return the same over links that are narrower by a factor; plans are stretched elsewhere."""
-        return structs.replace(self, links=list(narrow_links(self.links, factor)))
 
 
 class _GroupRoutes(Struct, frozen=True, eq=False):
@@ -552,7 +548,8 @@ class FoldedProgram(Struct, frozen=True, eq=False):
 
     def stretch(self, factor: float) -> FoldedProgram:
         """Return it with communication that takes a factor as long: what is alike stays so."""
-        return FoldedProgram(self.fold, [p.stretch(factor) for p in self.programs], self.traffic.narrow(factor))
+        traffic = structs.replace(self.traffic, links=list(narrow_links(self.traffic.links, factor)))
+        return FoldedProgram(self.fold, [p.stretch(factor) for p in self.programs], traffic)
 
     def make_network(
         self, make: Callable[[Sequence[Link]], AnyNetwork], make_whole: Callable[[], AnyNetwork]
@@ -597,9 +594,9 @@ def fold_program(fold: Fold, cases: Sequence[Case], slack: frozenset[int], platf
             exchanges, traffic = _fold_exchanges(fold, planners, platform.links, slack)
         except GroupsDifferError as difference:
             reason = str(difference)
-            check_division(fold, difference.of_group, reason)
-            alike = np.zeros(fold.ranks, dtype=np.int64)
-            fold = split_fold(fold, alike, difference.of_group)
+            division = divide_classes(fold, np.zeros(fold.ranks, dtype=np.int64), difference.of_group)
+            check_division(fold, division[0], reason)
+            fold = split_fold(fold, *division)
             continue
         return FoldedProgram(fold, build_programs(fold.graph, cases, exchanges, platform), traffic)
     raise CannotFoldError(reason)
@@ -640,7 +637,7 @@ def _split_speeds(fold: Fold, scale: float | Sequence[float]) -> Fold:
         raise CannotFoldError("not every rank has a compute_scale")
     if (scales == scales[fold.representatives[fold.class_of]]).all():
         return fold
-    return split_fold(fold, np.unique(scales, return_inverse=True)[1], {})
+    return split_fold(fold, *divide_classes(fold, np.unique(scales, return_inverse=True)[1], {}))
 
 
 _PEAK_OVER_TABLES = 3.7
@@ -657,19 +654,11 @@ def check_expansion(fold: Fold, reason: str, available_bytes: float | None = Non
     _check(fold, fold.ranks, fold.task_total, reason, available_bytes)
 
 
-def check_division(fold: Fold, of_group: Mapping[int, Ints], reason: str, available_bytes: float | None = None) -> None:
-    """Refuse, with TooLargeError as ``check_expansion``, to divide classes of ranks into more than fit into memory.
-
-    Counts the classes that follow from the groups at once; what follows from them can divide further.
-    """
-    classes = fold.class_of
-    for number, codes in of_group.items():
-        label = np.append(codes, -1)[fold.families[number].group_of] + 1
-        pairs = classes * (int(label.max(initial=0)) + 1) + label
-        classes = np.unique(pairs, return_inverse=True)[1].reshape(-1).astype(np.int64)
-    representative = np.unique(classes, return_index=True)[1]
-    tasks = int(fold.task_counts[fold.class_of[representative]].sum())
-    _check(fold, len(representative), tasks, reason, available_bytes)
+def check_division(fold: Fold, classes: Ints, reason: str, available_bytes: float | None = None) -> None:
+    """Refuse, with TooLargeError as ``check_expansion``, to divide ranks into more classes [ranks] than fit into memory."""
+    representatives = np.unique(classes, return_index=True)[1]
+    tasks = int(fold.task_counts[fold.class_of[representatives]].sum())
+    _check(fold, len(representatives), tasks, reason, available_bytes)
 
 
 def _check(fold: Fold, ranks: int, tasks: int, reason: str, available_bytes: float | None) -> None:
