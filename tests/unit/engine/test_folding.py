@@ -217,7 +217,7 @@ def test_reasons_are_told() -> None:
     assert reason(alike, compute_scale=[1.0, 1.5, 2.0, 1.2]) == "no two ranks do the same"
     scale = [1.0, 1.0, 2.0, 2.0]
     assert simulate(fold_tables(alike), machine, compute_scale=scale).summary.folded
-    assert "CircuitNetwork" in reason(alike, network="circuit")
+    assert "the network circuit is not known" in reason(alike, network="circuit")
 
 
 def test_what_is_wrong_is_told_of_all_ranks() -> None:

@@ -272,14 +272,9 @@ class Prepared(Struct, frozen=True, eq=False):
     folded: FoldedProgram | None = None
     unfolded_reason: str = ""  # why all ranks are executed; empty where they are not
 
-    @property
-    def program(self) -> Program:
-        """The program of the first case."""
-        return self.programs[0]
-
     def summarize(self, execution: Execution) -> TimelineSummary:
         """Sum up all ranks."""
-        program = self.program
+        program = self.programs[0]
         tasks = Columns({"kind": program.kinds, "stream": Texts(program.streams, program.stream_names)})
         works = select_compute(tasks), select_communication(tasks)
         summary = summarize_tasks(program.ranks, *works, execution.start_s, execution.end_s)
@@ -596,8 +591,8 @@ def _read_result(graph: TaskGraph, platform: Platform, options: SimulationOption
     fold = None if folded is None else folded.fold
     kept = graph if fold is None else fold.graph
     like = np.unique(ran.program.ranks) if fold is None else fold.representatives[fold.class_of]
-    executed = Executed(partial(_assemble, kept.task_columns, ready.program, execution), kept, like)
-    return Result(partial(_build_timeline, graph, fold, ready.program, execution), executed, summary, traffic)
+    executed = Executed(partial(_assemble, kept.task_columns, ready.programs[0], execution), kept, like)
+    return Result(partial(_build_timeline, graph, fold, ready.programs[0], execution), executed, summary, traffic)
 
 
 ROUNDS = 200

@@ -526,10 +526,8 @@ def fold_representatives(graph: TaskGraph, grid: Grid) -> TaskGraph:
 
 def split_fold(fold: Fold, ranks: Ints, groups: list[Ints]) -> Fold:
     """Divide classes of ranks and families of groups as `divide_classes` says."""
-    representatives = np.sort(np.unique(ranks, return_index=True)[1]).astype(np.int64)
-    number = np.empty(len(representatives), dtype=np.int64)
-    number[ranks[representatives]] = np.arange(len(representatives))
-    class_of = number[ranks]
+    class_of = number_keys(ranks)
+    representatives = find_firsts(class_of)
     families, first_part = _split_families(fold, groups)
     graph, family_of = _copy_tasks(fold, representatives, groups, first_part)
     return Fold(graph, class_of, representatives, family_of, families, fold)

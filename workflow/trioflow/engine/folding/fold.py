@@ -61,7 +61,7 @@ from numpy.typing import NDArray
 from trioflow.base.derived import derived, key_of
 from trioflow.base.errors import SimulationError
 from trioflow.base.machine_memory import find_available_bytes
-from trioflow.base.runs import count_up
+from trioflow.base.runs import count_up, find_firsts
 from trioflow.base.units import format_bytes, format_count
 from trioflow.engine.program import (
     Case,
@@ -101,7 +101,7 @@ class Crossings(Struct, frozen=True, eq=False):
 
     def count_classes(self) -> tuple[Ints, Ints, Ints]:
         """Return flow class, link class and how many flows of the one cross a link of the other."""
-        representative = _find_firsts(self.link_class)
+        representative = find_firsts(self.link_class)
         one = representative[self.link_class[self.link]] == self.link
         width = int(self.link_class.max(initial=0)) + 1
         keys = self.flow_class[self.flow[one]] * width + self.link_class[self.link[one]]
@@ -168,20 +168,13 @@ def _refine_classes(classes: Ints, owner: Ints, seen: Ints) -> Ints:
     return found
 
 
-def _find_firsts(classes: Ints) -> Ints:
-    """Return the first member of each class [classes]; negative ones are none."""
-    found, firsts = np.unique(classes, return_index=True)
-    firsts = firsts[found >= 0]
-    return firsts.astype(np.int64)
-
-
 def _is_even(classes: Ints, owner: Ints, seen: Ints) -> bool:
     """Check that all members of a class see equal collections."""
     order = np.lexsort((seen, owner))
     owner, seen = owner[order], seen[order]
     counts = np.bincount(owner, minlength=len(classes))
     starts = np.cumsum(counts) - counts
-    first = _find_firsts(classes)[classes]
+    first = find_firsts(classes)[classes]
     if (counts != counts[first]).any():
         return False
     like = starts[first[owner]] + np.arange(len(owner)) - starts[owner]
@@ -282,7 +275,7 @@ def _route_groups(planner: CollectivePlanner, kind: object, groups: Ints, collec
     texts = zip(*(_write_runs(*column) for column in columns), strict=True)
     numbers: dict[object, int] = {}
     code = np.array([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)
-    examples = _find_firsts(code).tolist()
+    examples = find_firsts(code).tolist()
     ends = count_up(counts)
     for first in examples:
         planner.shape(collective, size, members[first]).routes = routes.choose(ends[first], ends[first + 1])
