@@ -406,11 +406,13 @@ class TaskGraphBuilder:
         edges[:] = edges[np.argsort(edges[:, 0], kind="stable")]
         return moved
 
-    def lay_out(self) -> NDArray[np.int64]:
-        """Return the row of each task: tasks of one row differ in their micro-batch and in what they wait for [tasks]."""
+    def lay_out(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the row and the micro-batch of each task: tasks of one row differ in this and in what they wait for [tasks]."""
         self._end_run()
-        begins = np.array([run.begin.rows for run in self._runs], dtype=np.int64)
-        return list_runs(begins, self._count_rows())
+        row = list_runs(np.array([run.begin.rows for run in self._runs], dtype=np.int64), self._count_rows())
+        written = np.array(self._write()["micro_batch"])[row]
+        repeated = np.repeat([run.micro_batch for run in self._runs], self._count_rows())
+        return row, np.where((repeated >= 0) & (written >= 0), repeated, written)
 
     def _count_rows(self) -> NDArray[np.int64]:
         return np.array([run.end.rows - run.begin.rows for run in self._runs], dtype=np.int64)
@@ -424,13 +426,12 @@ class TaskGraphBuilder:
 
     def build(self, metadata: GraphMetadata = UNKNOWN) -> TaskGraph:
         """Return the graph collected so far, its matches numbered in the order in which tasks name them first."""
-        tasks, counts = self.rows.take(self.lay_out()), self._count_rows()
-        micro_batches = np.repeat([run.micro_batch for run in self._runs], counts)
-        turns = np.repeat([run.turns for run in self._runs], counts)
-        micro_batch, match = tasks["micro_batch"], tasks["match_id"]
+        row, micro_batch = self.lay_out()
+        tasks, turns = self.rows.take(row), np.repeat([run.turns for run in self._runs], self._count_rows())
+        match = tasks["match_id"]
         numbered = tasks.assign(
             task_id=np.arange(self._count, dtype=np.int64),
-            micro_batch=np.where((micro_batches >= 0) & (micro_batch >= 0), micro_batches, micro_batch),
+            micro_batch=micro_batch,
             match_id=number_keys(np.where(match >= 0, match + turns, ABSENT)),
         )
         edges = np.frombuffer(self._edges, dtype=np.int64).reshape(-1, 2)

@@ -196,8 +196,8 @@ def estimate_memory(
     ``torch.cuda.max_memory_allocated`` does: no fragmentation, no context, no buffers of the communication library, and
     of workspaces those of ``count_workspaces`` and what the trace shows as tensors.
     """
-    tasks, row_of_task, written = program.collected.task_columns, program.graph.lay_out(), program.graph.rows
-    runs = read_runs(written)
+    (row_of_task, micro_batches), written = program.graph.lay_out(), program.graph.rows
+    runs, rank_of_task = read_runs(written), written["rank"][row_of_task]
     modules = trace.operator_columns["module"].tolist()
     lifetimes = _lifetimes_of(trace, program, cut)
     classes = program.grid.classify()
@@ -214,14 +214,14 @@ def estimate_memory(
         place = (pipeline if spans or parts else -1, replica if parts else -1)
         if place not in tables:
             tables[place] = _table_of(trace, split, program, *place)
-        first, end = np.searchsorted(tasks["rank"], [rank, rank + 1]).tolist()
-        rows, here = row_of_task[first:end], slice(first, end)
+        first, end = np.searchsorted(rank_of_task, [rank, rank + 1]).tolist()
+        rows, micro_batch = row_of_task[first:end], micro_batches[first:end]
         always = _held_always(program, rank, trace.facts.recipe, written.take(written["rank"] == rank))
         stages = program.schedule.stages_of_rank(pipeline)
         always["parameter"] = sum(size for size, at in copies if not at or not at.isdisjoint(stages))
         always["workspace"] = workspace + max(tables[place].bytes[tables[place].find(scores)], default=0.0)
         peak = profile_rank(
-            runs.take(rows).assign(micro_batch=tasks["micro_batch"][here]),
+            runs.take(rows).assign(micro_batch=micro_batch),
             tables[place],
             program.kind.factors_of(program, rank) or factors,
             lifetimes(tables[place]),
@@ -238,7 +238,7 @@ def estimate_memory(
             held = min(wanted, max(peak.peak_bytes, room_bytes))
             peak_entry |= {"reserved_bytes": int(held), "beside": beside}
             peak_entry |= {"wanted_bytes": wanted} if wanted > held else {}
-        when = _describe_place(tasks.take(here), peak, modules)
+        when = _describe_place(written, rows, micro_batch, peak, modules)
         found.append({**peak_entry, "when": when, "curve": peak.list_changes()})
     return found
 
@@ -471,16 +471,22 @@ def _held_always(program: ProgramBuilder, rank: int, recipe: PrecisionRecipe, ro
     return held
 
 
-def _describe_place(tasks: Columns, peak: RankMemory, modules: Sequence[str]) -> str:
-    """Name the task at which a rank is fullest, such as ``backward of blocks.0: aten::mm``."""
-    if not tasks.rows:
+def _describe_place(
+    written: Columns,
+    rows: NDArray[np.int64],
+    micro_batch: NDArray[np.int64],
+    peak: RankMemory,
+    modules: Sequence[str],
+) -> str:
+    """Name the task at which a rank is fullest, such as ``backward of blocks.0: aten::mm``; of a rank's tasks their rows."""
+    if not len(rows):
         return "always"
-    name, phase, op_id, micro_batch = (tasks[one][peak.place] for one in ("name", "phase", "op_id", "micro_batch"))
+    name, phase, op_id = (written[one][rows[peak.place]] for one in ("name", "phase", "op_id"))
     text = phase or "end"
     if op_id != ABSENT and modules[op_id]:
         text += f" of {modules[op_id]}"
-    if micro_batch != ABSENT and tasks["micro_batch"].max() > 0:
-        text += f", micro-batch {micro_batch}"
+    if micro_batch[peak.place] != ABSENT and micro_batch.max() > 0:
+        text += f", micro-batch {micro_batch[peak.place]}"
     return f"{text}: {name}"
 
 

@@ -390,15 +390,9 @@ class ProgramBuilder(Struct, kw_only=True, eq=False, dict=True):
             pipeline, replica = divmod(rest, self.plan.replicas)
             self.kind(self, replica, pipeline, tensor).run()
 
-    @cached_property
-    def collected(self) -> TaskGraph:
-        """The tasks of the first of all ranks that are alike."""
-        return self.graph.build()
-
     def build(self, metadata: GraphMetadata = UNKNOWN) -> TaskGraph:
         """Return the graph; ranks that are alike stay one until its tables are asked for."""
-        graph = self.collected
-        graph.metadata = metadata
+        graph = self.graph.build(metadata)
         if len(self.grid.find_representatives()) == self.plan.ranks:
             return graph
         return fold_representatives(graph, self.grid)
