@@ -188,11 +188,15 @@ def list_units(trace: ModelGraph) -> list[list[int]]:
     """Return the forward operators of each unit, from its first module's to its last's."""
     loss = loss_operators(trace) if pipeline_units(trace) else set()
     forward = [row for row in trace.forward if row.op_id not in loss]
-    regions = []
-    for paths in pipeline_units(trace).values():
-        if inside := [row.op_id for row in forward if is_inside(row.module, paths)]:
-            regions.append([row.op_id for row in forward if inside[0] <= row.op_id <= inside[-1]])
-    return regions
+    op_ids = [row.op_id for row in forward]
+    places: dict[str, list[int]] = {row.module: [] for row in forward}
+    for place, row in enumerate(forward):
+        places[row.module].append(place)
+    units = (
+        [p for module in places if is_inside(module, paths) for p in places[module]]
+        for paths in pipeline_units(trace).values()
+    )
+    return [op_ids[min(unit) : max(unit) + 1] for unit in units if unit]
 
 
 def _list_modules(trace: ModelGraph, words: Sequence[str]) -> list[list[int]]:

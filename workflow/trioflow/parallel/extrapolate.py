@@ -20,6 +20,7 @@ import numpy as np
 from msgspec import Struct, field, structs
 
 from trioflow.base.columns import ABSENT, Columns
+from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import find_rank_program, find_traits
 from trioflow.base.precision_recipes import MEGATRON
@@ -129,6 +130,14 @@ def holds_host(plan: Plan, framework: str) -> bool:
     return framework == MEGATRON and find_traits(plan.schedule).waits == "each"
 
 
+class NoRoomError(PlanError):
+    """A plan's ranks more likely run out of memory than not; ``memory``: what they hold, as of ``memory.peak``."""
+
+    def __init__(self, memory: list[dict[str, Any]]) -> None:
+        super().__init__("the plan more likely runs out of memory than not")
+        self.memory = memory
+
+
 class _Step(Struct, frozen=True, kw_only=True):
     """What is asked for, once plan, batch and times to start from are settled."""
 
@@ -180,10 +189,12 @@ def extrapolate(
     anchoring: Anchoring = Anchoring(),  # noqa: B008
     memory: bool = True,
     device: Device | None = None,
+    must_fit: bool = False,
 ) -> TaskGraph:
     """Return what every rank does in one training step under a plan.
 
-    Raises PlanError when the plan does not fit the model or the batch.
+    Raises PlanError when the plan does not fit the model or the batch; NoRoomError when it ``must_fit`` the device's
+    memory and more likely does not.
 
     ``traces``: one step of the whole model on one rank; further ones of the same workload at other batches help where
     micro-batches are smaller. ``batch``: samples of the whole step; by default every data-parallel replica runs the
@@ -214,6 +225,8 @@ def extrapolate(
                 f"{format_bytes(written.peak_bytes)}, more than its device (--stages time does so)"
             )
             written = even
+    if must_fit and count_needed(written.peaks) > limit_bytes:
+        raise NoRoomError(written.peaks)
     return written.builder.kind.complete(written.builder.build(_describe_graph(step, written)))
 
 

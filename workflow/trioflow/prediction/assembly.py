@@ -574,14 +574,18 @@ def predict(
     return predict_step(prepare_step(question))
 
 
-def prepare_step(question: Question) -> Step:
-    """Write what every rank does, and put it together with the platform; TrioflowError where plan, model and batch do not fit."""
+def prepare_step(question: Question, must_fit: bool = False) -> Step:
+    """Write what every rank does, and put it together with the platform; TrioflowError where plan, model and batch do not fit.
+
+    ``must_fit``: whether a plan that more likely runs out of memory than not is refused as soon as that is known
+    (``NoRoomError``), where all micro-batches are written.
+    """
     times, plan, batch, options = question.times, question.plan, question.batch, question.options
     if options.as_traced:
         build = load_plugin(GRAPH_GROUP, AS_TRACED, what="builder of task graphs")
         return join_step(build(times.traces, ranks=plan.ranks, host=question.platform.host), question)
 
-    def put_together(part: Plan, chosen: Options) -> Step:
+    def put_together(part: Plan, chosen: Options, must_fit: bool = False) -> Step:
         graph = build_graph(
             times,
             part,
@@ -589,12 +593,13 @@ def prepare_step(question: Question) -> Step:
             host=question.host,
             options=chosen,
             device=question.platform.device,
+            must_fit=must_fit,
         )
         return join_step(graph, question)
 
     counts = choose_counts(plan, batch, times.traces[0].operator_columns.rows, options)
     if counts is None:
-        return put_together(plan, options)
+        return put_together(plan, options, must_fit)
     more = put_together(replace(plan, micro_batches=counts[1]), options)
     same = replace(options, stages=more.graph.metadata.stages)
     fewer = put_together(replace(plan, micro_batches=counts[0]), same)
@@ -659,6 +664,7 @@ def build_graph(
     host: Mapping[str, float] | None = None,
     options: Options = DEFAULTS,
     device: Device | None = None,
+    must_fit: bool = False,
 ) -> TaskGraph:
     """Return what every rank does in a plan's step; PlanError when the plan does not fit the model or the batch."""
     stages = options.stages
@@ -680,6 +686,7 @@ def build_graph(
         anchoring=options.anchoring,
         memory=options.memory,
         device=device,
+        must_fit=must_fit,
     )
 
 

@@ -25,11 +25,14 @@ from trioflow.costmodel.uncertainty import CONFIDENCES
 from trioflow.formats.launch import FRAMEWORKS, express
 from trioflow.hardware.machine import Platform
 from trioflow.network.across_nodes import INTER_NODE, open_platform
+from trioflow.parallel.extrapolate import NoRoomError
 from trioflow.parallel.memory.peak import (
     DOUBTED,
     LIKELY,
+    count_needed,
     count_plan_outside,
     count_room,
+    count_wanted,
     describe_probability,
     load_survival,
 )
@@ -482,7 +485,12 @@ class _Search:
         plan = variants.best.plan
         try:
             times = self.time_exactly(plan)
-            step = prepare_step(resolve(times, plan, self.machine, batch=self.batch, options=self.options))
+            question = resolve(times, plan, self.machine, batch=self.batch, options=self.options)
+            step = prepare_step(question, must_fit=not self.machine.corrections)
+        except NoRoomError as error:
+            room_bytes, needed_bytes = count_room(plan, self.machine.device), count_needed(error.memory)
+            fits = load_survival().find_probability(needed_bytes, room_bytes)
+            return _Trial(max(map(count_wanted, error.memory)), fits)
         except PlanError as error:
             return _Trial(0, None, error)
         if step.fits_memory is False:

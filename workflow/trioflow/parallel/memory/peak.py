@@ -472,11 +472,7 @@ def _held_always(program: ProgramBuilder, rank: int, recipe: PrecisionRecipe, ro
 
 
 def _describe_place(
-    written: Columns,
-    rows: NDArray[np.int64],
-    micro_batch: NDArray[np.int64],
-    peak: RankMemory,
-    modules: Sequence[str],
+    written: Columns, rows: NDArray[np.int64], micro_batch: NDArray[np.int64], peak: RankMemory, modules: Sequence[str]
 ) -> str:
     """Name the task at which a rank is fullest, such as ``backward of blocks.0: aten::mm``; of a rank's tasks their rows."""
     if not len(rows):

@@ -244,7 +244,7 @@ def find_scaled(trace: ModelGraph) -> frozenset[int]:
 
 def is_inside(module: str, paths: Sequence[str]) -> bool:
     """Return whether a module, or a parameter, is one of some paths or inside one."""
-    return any(module == path or module.startswith(f"{path}.") for path in paths)
+    return f"{module}.".startswith(tuple([f"{path}." for path in paths]))
 
 
 @of_model
