@@ -286,7 +286,9 @@ TURNS = 1 << 32
 
 
 _TYPE_CODES = {tables.INT: "q", tables.FLOAT: "d"}
-_NULLS = {"q": ABSENT, "d": np.nan, "i": ""}
+_NULLS = {cell.name: {tables.INT: ABSENT, tables.FLOAT: np.nan}.get(cell.type, "") for cell in tables.TASKS} | {
+    "group": None
+}
 """How a builder keeps numbers, and what stands for a missing one; of texts groups alone may be missing."""
 _MOST_PENDING = 50_000
 """Calls after which a builder writes the rows that it was given: 30 MB."""
@@ -359,8 +361,7 @@ class TaskGraphBuilder:
             if list in map(type, values):
                 lists = (v if type(v) is list else [v] * count for v, count in zip(values, counts, strict=True))
                 values = [*chain.from_iterable(lists)]
-            null = None if name == "group" else _NULLS[cells.typecode]
-            values = [null if value is None else value for value in values]
+            values = [_NULLS[name] if value is None else value for value in values]
             if words:
                 values = [words.setdefault(value, len(words) - 1) for value in values]
             numbers = np.array(values, dtype=cells.typecode)
@@ -406,16 +407,16 @@ class TaskGraphBuilder:
         edges[:] = edges[np.argsort(edges[:, 0], kind="stable")]
         return moved
 
-    def lay_out(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the row and the micro-batch of each task: tasks of one row differ in this and in what they wait for [tasks]."""
-        self._end_run()
-        row = list_runs(np.array([run.begin.rows for run in self._runs], dtype=np.int64), self._count_rows())
-        written = np.array(self._write()["micro_batch"])[row]
-        repeated = np.repeat([run.micro_batch for run in self._runs], self._count_rows())
-        return row, np.where((repeated >= 0) & (written >= 0), repeated, written)
+    def lay_out(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return each task's row, its micro-batch, and by how many turns its exchange is behind that of the row [tasks].
 
-    def _count_rows(self) -> NDArray[np.int64]:
-        return np.array([run.end.rows - run.begin.rows for run in self._runs], dtype=np.int64)
+        Tasks of one row differ in these, and in what they wait for.
+        """
+        self._end_run()
+        runs = np.array([(r.begin.rows, r.end.rows - r.begin.rows, r.micro_batch, r.turns) for r in self._runs])
+        row, (repeated, turns) = list_runs(runs[:, 0], runs[:, 1]), np.repeat(runs[:, 2:], runs[:, 1], axis=0).T
+        written = np.array(self._write()["micro_batch"])[row]
+        return row, np.where((repeated >= 0) & (written >= 0), repeated, written), turns
 
     @property
     def rows(self) -> Columns:
@@ -426,8 +427,8 @@ class TaskGraphBuilder:
 
     def build(self, metadata: GraphMetadata = UNKNOWN) -> TaskGraph:
         """Return the graph collected so far, its matches numbered in the order in which tasks name them first."""
-        row, micro_batch = self.lay_out()
-        tasks, turns = self.rows.take(row), np.repeat([run.turns for run in self._runs], self._count_rows())
+        row, micro_batch, turns = self.lay_out()
+        tasks = self.rows.take(row)
         match = tasks["match_id"]
         numbered = tasks.assign(
             task_id=np.arange(self._count, dtype=np.int64),

@@ -488,9 +488,8 @@ class _Search:
             question = resolve(times, plan, self.machine, batch=self.batch, options=self.options)
             step = prepare_step(question, must_fit=not self.machine.corrections)
         except NoRoomError as error:
-            room_bytes, needed_bytes = count_room(plan, self.machine.device), count_needed(error.memory)
-            fits = load_survival().find_probability(needed_bytes, room_bytes)
-            return _Trial(max(map(count_wanted, error.memory)), fits)
+            sizes = count_needed(error.memory), count_room(plan, self.machine.device)
+            return _Trial(max(map(count_wanted, error.memory)), load_survival().find_probability(*sizes))
         except PlanError as error:
             return _Trial(0, None, error)
         if step.fits_memory is False:
@@ -705,8 +704,7 @@ def choose_batch(configuration: Configuration, sequence: int, ranks: int) -> int
 
     A multiple of the GPUs where there are fewer of them, else of their odd factor.
     """
-    parameters = configuration.model.parameters
-    tokens = [tokens for least, tokens in _TYPICAL_TOKENS if parameters >= least][-1]
+    tokens = [tokens for least, tokens in _TYPICAL_TOKENS if configuration.model.parameters >= least][-1]
     samples = max(tokens // sequence, 1)
     unit = ranks if ranks <= samples else ranks // (ranks & -ranks)
     return -(-samples // unit) * unit

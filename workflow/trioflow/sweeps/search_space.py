@@ -9,6 +9,8 @@ from functools import cache
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import BUCKETED, RECOMPUTATIONS, SCHEDULE_GROUP, SCHEDULES, SHARDINGS
@@ -183,8 +185,7 @@ def enumerate_plans(trace: Trace, ranks: int, batch: int, space: Space, fates: F
         for given in _list_ways(data, tensor, pipeline, units, space):
             for count in pieces:
                 name = "micro_batches" if pipeline > 1 else "accumulate"
-                degrees = {"data": data, "tensor": tensor, "pipeline": pipeline}
-                values = {**degrees, **given, name: count}
+                values = {"data": data, "tensor": tensor, "pipeline": pipeline, **given, name: count}
                 try:
                     if count > space.most_pieces:
                         raise PlanError(f"more than {space.most_pieces} micro-batches or micro-steps are not searched")
@@ -277,8 +278,7 @@ def probability_faster(one: RankedStep, other: RankedStep) -> float:
         (one.compute_log - other.compute_log) ** 2 + (one.communication_log - other.communication_log) ** 2
     ) / QUANTILE**2
     deviation = math.sqrt(shared + 2 * own_deviation() ** 2)
-    gap_log = math.log(other.time_s / one.time_s)
-    return statistics.NormalDist(0.0, deviation).cdf(gap_log)
+    return statistics.NormalDist(0.0, deviation).cdf(math.log(other.time_s / one.time_s))
 
 
 @cache
@@ -298,14 +298,10 @@ def own_deviation() -> float:
 
 def find_front(rows: Sequence[Mapping[str, float]], columns: Sequence[str]) -> list[int]:
     """Return the places of rows that no other beats: as little in every column, less in one; of equal ones the first."""
-    values = [tuple(row[column] for column in columns) for row in rows]
-    found: list[int] = []
-    for place in sorted(range(len(values)), key=lambda i: (values[i], i)):
-        mine = values[place]
-        beaten = any(all(a <= b for a, b in zip(values[i], mine, strict=True)) for i in found)
-        if not beaten:
-            found.append(place)
-    return sorted(found)
+    values = np.array([[row[column] for column in columns] for row in rows]).reshape(-1, 1, len(columns))
+    no_more = (values <= values[:, 0]).all(axis=2)  # whether one row has no more in any column than another one
+    beats = no_more & (~no_more.T | np.triu(np.ones_like(no_more), 1))
+    return list(np.flatnonzero(~beats.any(axis=0)).tolist())
 
 
 def add_costs(rows: Sequence[dict[str, Any]], price_per_gpu_hour: float | None, power_w: float | None) -> list[str]:

@@ -116,7 +116,6 @@ class MessageTimes(Derives):
 
     def __init__(self, platform: Platform, collectives: CollectiveCost | None) -> None:
         self._planner = CollectivePlanner(platform, collectives)
-        self._times: dict[tuple[str, int, Grid, str], float] = {}
 
     def exposed_s(self, plan: Plan, op_id: int, exchange: Exchange, factor: float, beside_s: Floats) -> float:
         """Return how long a collective at an operator keeps a rank waiting, at so many times the traced batch [s].
@@ -134,21 +133,15 @@ class MessageTimes(Derives):
 
     def data_s(self, plan: Plan, collective: str, size_bytes: int, experts: bool = False) -> float:
         """Return the time of a collective of the replicas, of all or those of the same experts [s]."""
-        axis = _EXPERT_REPLICAS if experts else "data"
-        return self._time_s(plan, axis, collective, size_bytes)
+        return self._time_s(plan, _EXPERT_REPLICAS if experts else "data", collective, size_bytes)
 
     def send_s(self, plan: Plan, size_bytes: int) -> float:
         """Return the time of a message from one stage to the next [s]."""
         return self._time_s(plan, "pipeline", "send", size_bytes)
 
+    @derived(lambda plan, axis, collective, size_bytes: (_grid_of(plan), axis, collective, size_bytes), most=1_000_000)
     def _time_s(self, plan: Plan, axis: str, collective: str, size_bytes: int) -> float:
-        grid = (plan.data, plan.tensor, plan.pipeline, plan.expert, plan.expert_cut, plan.expert_hops[1])
-        key = (axis, size_bytes, grid, collective)
-        if key not in self._times:
-            self._times[key] = self._find_s(grid, axis, collective, size_bytes)
-        return self._times[key]
-
-    def _find_s(self, grid: Grid, axis: str, collective: str, size_bytes: int) -> float:
+        grid = _grid_of(plan)
         groups = list_groups(grid, axis)
         if len(groups[0]) < 2 or not size_bytes:
             return 0.0
@@ -168,6 +161,11 @@ class MessageTimes(Derives):
         """Return the slowest flow's rate with all groups moving, over that with one alone."""
         groups = list_groups(grid, axis)
         return _rate_of(groups, sends, self._planner) / _rate_of(groups[:1], sends, self._planner)
+
+
+def _grid_of(plan: Plan) -> Grid:
+    """Return what decides the groups of a plan."""
+    return plan.data, plan.tensor, plan.pipeline, plan.expert, plan.expert_cut, plan.expert_hops[1]
 
 
 def _rate_of(groups: Sequence[Sequence[int]], sends: bool, planner: CollectivePlanner) -> float:
@@ -284,10 +282,9 @@ class UnitCosts(Derives):
             _sum(place, values[operator] * share, self.units * 3).reshape(-1, 3) for values in (device_s, host_s)
         )
         # A GPU's host runs ahead of it; a CPU does both itself.
-        if times.separate_host:
-            return OperatorWork(trace, factor, device_s, device, host, host_s, True)
-        none, every = np.zeros_like(host), np.zeros_like(host_s)
-        return OperatorWork(trace, factor, device_s + host_s, device + host, none, every, False)
+        beside, itself = times.separate_host, not times.separate_host
+        alone_s, spent_s = device_s + host_s * itself, device + host * itself
+        return OperatorWork(trace, factor, alone_s, spent_s, host * beside, host_s * beside, beside)
 
     def _sum_activations(self, trace: ModelGraph, plan: Plan, factor: float, again: NDArray[np.int64]) -> Floats:
         """Return what each unit keeps for backward, without what is computed again [units] [bytes]."""
@@ -308,11 +305,12 @@ class UnitCosts(Derives):
         for place, storage in enumerate(table.storage_id.tolist()):
             if storage in owners:
                 unit[place] = unit_of.get(parameters[owners[storage]].storage_id, unit[place])
-        sums = [
-            _sum(unit, np.where(table.category == name, table.bytes, 0.0), self.units)
-            for name in ("parameter", "gradient", "optimizer_state", "buffer")
-        ]
-        return UnitState(*sums)
+        return UnitState(
+            *(
+                _sum(unit, np.where(table.category == name, table.bytes, 0.0), self.units)
+                for name in ("parameter", "gradient", "optimizer_state", "buffer")
+            )
+        )
 
     @derived(style_of)
     def gradient_sums_of(self, plan: Plan) -> GradientSums:
@@ -324,8 +322,6 @@ class UnitCosts(Derives):
         sizes = [int(g["size_bytes"]) // (plan.tensor if is_sharded(g, rules) else 1) for g in gradients]
 
         def make(name: str, reads: int = 2) -> Floats:
-            if not sizes:
-                return np.zeros(self.units)
             times_s = self.priced.predict_elementwise(name, sizes, reads)["time_s"]
             return _sum(find_units(trace)[ready], times_s, self.units)
 
@@ -341,9 +337,7 @@ class UnitCosts(Derives):
         recorded, target = trace.operator_columns.take(updates), split.operators.take(updates)
         device_s, _ = predict_operator_times(recorded, target, self.model)
         host_s = host_times(trace, recorded, find_launch_s(self.platform.host, trace.facts)).sum()
-        total_s = float(device_s.sum())
-        beside = trace.facts.device == "cuda"
-        return float(total_s if beside else total_s + host_s)
+        return float(device_s.sum() + host_s * (trace.facts.device != "cuda"))
 
 
 def _sum(places: NDArray[np.int64], values: Floats, count: int) -> Floats:
@@ -363,8 +357,7 @@ def split_prepared(trace: ModelGraph, plan: Plan) -> TensorSplit:
 
 @of_model
 def _number_phases(trace: ModelGraph) -> NDArray[np.int64]:
-    numbers = [_PHASE_NUMBERS[str(phase)] for phase in trace.operator_columns["phase"].tolist()]
-    return np.array(numbers, dtype=np.int64)
+    return np.array([_PHASE_NUMBERS[str(phase)] for phase in trace.operator_columns["phase"].tolist()], dtype=np.int64)
 
 
 @partial(of_model, key=lambda plan: (plan.recompute, plan.stages))

@@ -155,9 +155,8 @@ def count_outside(groups: Iterable[int], kind: str = "gpu", exchanges: bool = Fa
     """
     if kind != "gpu":
         return 0
-    found = CONTEXT_BYTES + exchanges * _EXCHANGE_BYTES
-    found += sum(_PAIR_BYTES if size == 2 else _GROUP_BYTES for size in groups if size > 1)
-    return round(found)
+    communicators = sum(_PAIR_BYTES if size == 2 else _GROUP_BYTES for size in groups if size > 1)
+    return round(CONTEXT_BYTES + exchanges * _EXCHANGE_BYTES + communicators)
 
 
 def count_plan_outside(plan: Plan, kind: str) -> int:
@@ -196,7 +195,7 @@ def estimate_memory(
     ``torch.cuda.max_memory_allocated`` does: no fragmentation, no context, no buffers of the communication library, and
     of workspaces those of ``count_workspaces`` and what the trace shows as tensors.
     """
-    (row_of_task, micro_batches), written = program.graph.lay_out(), program.graph.rows
+    (row_of_task, micro_batches, _), written = program.graph.lay_out(), program.graph.rows
     runs, rank_of_task = read_runs(written), written["rank"][row_of_task]
     modules = trace.operator_columns["module"].tolist()
     lifetimes = _lifetimes_of(trace, program, cut)

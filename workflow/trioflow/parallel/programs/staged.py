@@ -349,8 +349,8 @@ class StagedRank(RankProgram):
             self._run_operators((FORWARD, again), self.work.recomputed, micro_batch, self.repeats)
             return
         self._chunk_overhead("forward", micro_batch)
-        ahead = self.program.plan.gather_overlap and self.program.mode == TRAIN
-        ahead = ahead and sum(action.stage == self.stage for action in self.forwards) == 1
+        first = sum(action.stage == self.stage for action in self.forwards) == 1
+        ahead = first and self.program.plan.gather_overlap and self.program.mode == TRAIN
         op_ids = self.work.forward
         self.readers = self.work.first_readers if ahead else {}
         self.gathered = [index for op_id in op_ids for index in self.readers.get(op_id, ())] if ahead else []

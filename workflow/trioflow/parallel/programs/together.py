@@ -15,6 +15,7 @@ References: Megatron-LM ``megatron/core/models/common/model_chunk_schedule_plan.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,6 +75,5 @@ def _take_turns(ways: Sequence[_Way]) -> NDArray[np.int64]:
         # Exchanges right behind one another are one turn.
         turns = [task for task in way.turns if task + 1 not in way.turns]
         pieces.append(np.split(np.arange(way.begin, way.end), [t + 1 - way.begin for t in turns]))
-    count = max(map(len, pieces))
-    found = [part[turn] for turn in range(count) for part in pieces if turn < len(part)]
-    return np.concatenate(found).astype(np.int64)
+    in_turn = zip_longest(*pieces, fillvalue=np.zeros(0, dtype=np.int64))
+    return np.concatenate([*chain.from_iterable(in_turn)]).astype(np.int64)

@@ -319,11 +319,8 @@ def partition(trace: ModelGraph, stages: int, balance: str = "time") -> list[lis
     weights = [ns_to_s(float(total[unit_of == index].sum())) for index in range(len(names))]
     if balance == "count" or not any(weights):
         weights = [float(0 < index < len(names) - 1) for index in range(len(names))]
-    result, start = [], 0
-    for size in balance_stages(weights, stages):
-        result.append(names[start : start + size])
-        start += size
-    return result
+    ends = np.cumsum(balance_stages(weights, stages))
+    return [stage.tolist() for stage in np.split(np.array(names), ends[:-1])]
 
 
 def partition_trace(trace_folders: Sequence[str | Path], stage_counts: Sequence[int], path: str | Path) -> None:
