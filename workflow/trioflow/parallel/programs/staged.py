@@ -90,7 +90,7 @@ class StagedRank(RankProgram):
     alike = (False, True, True, True)
     dispatches = True
     repeats = True
-    repeated_tasks: tuple[str, ...] = ("last", "launched", "waits")
+    repeated_tasks: tuple[str, ...] = ("last", "launched", "waits", "read_by_host")
     repeated_state: tuple[str, ...] = ()
     in_rows = True
     launches = False
@@ -360,7 +360,7 @@ class StagedRank(RankProgram):
 
     def _run_operators(self, what: tuple[str, bool], op_ids: Sequence[int], micro_batch: int, repeats: bool) -> None:
         """Run an action's operators; all but the first, which waits for what the action waits for, may be repeated tasks."""
-        if not repeats or self.mover or self.program.plan.expert_parts > 1 or len(op_ids) < 2:
+        if not repeats or self.mover or self.program.plan.expert_overlap or len(op_ids) < 2:
             self._run_all(what, micro_batch, op_ids)
             return
         self._run_all(what, micro_batch, op_ids[:1])
