@@ -268,6 +268,24 @@ def test_kernels_without_an_operator_or_a_launch_are_kept_and_said(tmp_path):
     assert observed.unjoined[:1] == ["1 device events (2 us) without a launch in the profile"]
 
 
+def test_a_kernel_whose_call_lies_outside_any_operator_is_kept(tmp_path):
+    step = load(
+        tmp_path,
+        [
+            event("trioflow: step", "user_annotation", 0, 100),
+            event("aten::mm", "cpu_op", 0, 10, **{"External id": 5}),
+            event("autograd::engine::evaluate_function: MmBackward0", "cpu_op", 20, 20, **{"External id": 6}),
+            event("split", "kernel", 30, 3, tid=7, correlation=900, **{"External id": 6}),
+        ],
+    )
+    observed = observe_step(step, None)
+    assert [(one.name, one.phase, one.kernels) for one in observed.operators] == [
+        ("aten::mm", "forward", 0),
+        ("kernel::split", "backward", 1),
+    ]
+    assert times_of_step(step).device_ns.tolist() == [0, 3_000]
+
+
 def test_compiled_kernels_have_tensors_phase_and_class(tmp_path):
     """What Inductor fused is an operator: its launch says shapes, its name what kind of kernel it is."""
     said = {"Input Dims": [[32, 64], [32, 64], []], "Input type": ["float", "float", "Scalar"]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from operator import attrgetter
@@ -112,8 +112,6 @@ def outermost_operators(step: Event) -> list[Event]:
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 """Categories of the host's calls into the driver; a kernel shares its call's correlation."""
 
-Kernels = Mapping[int, list[Event]]
-
 
 def index_kernels(kernels: Iterable[Event]) -> dict[int, list[Event]]:
     """Return kernels, copies and fills by the correlation of the call that launched them."""
@@ -124,16 +122,7 @@ def index_kernels(kernels: Iterable[Event]) -> dict[int, list[Event]]:
     return found
 
 
-def kernels_of(operator: Event, kernels: Kernels) -> list[Event]:
-    """Return the kernels that an operator and what it encloses launched, in order of start."""
-    launched = {
-        event.correlation for event in operator.walk() if event.category in LAUNCHES and event.correlation is not None
-    }
-    found = [kernel for correlation in launched for kernel in kernels.get(correlation, [])]
-    return sorted(found, key=_by_start)
-
-
-_by_start = attrgetter("start_ns", "end_ns", "name")
+by_start = attrgetter("start_ns", "end_ns", "name")
 
 
 def busy_ns(kernels: Iterable[Event]) -> int:
@@ -153,7 +142,7 @@ def charge_kernels(groups: Sequence[Sequence[Event]]) -> list[int]:
     """
     charged = [0] * len(groups)
     every = [(kernel, group) for group, kernels in enumerate(groups) for kernel in kernels]
-    every.sort(key=lambda item: (_by_start(item[0]), item[1]))
+    every.sort(key=lambda item: (by_start(item[0]), item[1]))
     reached: int | None = None
     for kernel, group in every:
         start = kernel.start_ns if reached is None else max(kernel.start_ns, reached)

@@ -8,13 +8,14 @@ import json
 import re
 import sys
 import zlib
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -87,16 +88,16 @@ def decode_file(path: str | Path, decoder: Decoder[T]) -> T:
 NUMBERS = ("record_id", "external_id", "sequence_number", "correlation")
 _KEPT: Mapping[str, Sequence[str]] = load_fields()["kineto"]["details"]
 """Arguments that are kept of each category's events, ids left out; of those that communicate ``message`` besides."""
-_DETAILS = sorted({name for names in _KEPT.values() for name in names})
 _MEMORY = ("device_type", "device_id", "allocated", "reserved")
 _LIMIT = 1 << 62
 _Id = Annotated[int, Meta(ge=ABSENT, lt=_LIMIT)]
+_KINDS: Mapping[str, tuple[Any, Any]] = dict.fromkeys(NUMBERS, (_Id, ABSENT)) | dict.fromkeys(_MEMORY, (Any, None))
 _Arguments: Any = defstruct(
     "_Arguments",
     [
-        (name, kind, member(name=load_fields()["kineto"]["arguments"][name], default=default))
-        for names, kind, default in ((NUMBERS, _Id, ABSENT), (_DETAILS, Raw, b""), (_MEMORY, Any, None))
-        for name in names
+        (name, kind, member(name=word, default=default))
+        for name, word in load_fields()["kineto"]["arguments"].items()
+        for kind, default in [_KINDS.get(name, (Raw, b""))]
     ],
     gc=False,
 )
@@ -105,6 +106,8 @@ _NOTHING = _Arguments()
 _memory_of = attrgetter(*_MEMORY)
 _EXACT_US = 1 << 43
 """Below this a double has every nanosecond; from there on fractions are read as texts."""
+_WHOLE_US = 1 << 53
+"""Below this a double has every microsecond."""
 
 
 class _Event(Struct, gc=False):
@@ -178,8 +181,8 @@ class _EventFile:
                     problem = str(error)
                 else:
                     self._at = end.end() - 1
-                    late = any(event.ts.__class__ is float and event.ts >= _EXACT_US for event in events)
-                    return _EXACT_EVENTS.decode(text) if late else events
+                    stamps = [event.ts for event in events if event.ts.__class__ is float]
+                    return _EXACT_EVENTS.decode(text) if max(stamps, default=0) >= _EXACT_US else events
             if not self._more():
                 raise DecodeError(f"{problem} - at `$.traceEvents`")
 
@@ -378,34 +381,27 @@ class _Codes(dict[_Key, int]):
         return code
 
 
-class _Details:
-    """The sets of details that events of one category hold; equal ones of all categories share a number in ``rows``."""
+class _Details(dict[bytes, int]):
+    """Numbers of the sets of details that events of one category hold, by their text; equal texts share one."""
 
     def __init__(self, category: str, rows: list[dict[str, Any]]) -> None:
-        self._names, self._rows = _KEPT.get(category, ()), rows
-        self._message = [*self._names, *_KEPT["message"]]
-        self._texts = attrgetter(*self._names) if len(self._names) > 1 else None
-        self._message_texts = attrgetter(*self._message)
-        self._numbers: dict[bytes, int] = {}
+        super().__init__()
+        self._names, self._rows = [*_KEPT[category], *_KEPT["message"]], rows
+        self._texts, self._message_texts = attrgetter(*_KEPT[category]), attrgetter(*self._names)
 
     def number(self, arguments: Any) -> int:
         """Return the number of an event's details; ValueError where shapes or types are odd."""
-        if self._texts is None:
-            return 0
-        text = b"\0".join(self._message_texts(arguments) if arguments.collective else self._texts(arguments))
-        number = self._numbers.get(text)
-        if number is None:
-            number = self._numbers[text] = self._add(text.split(b"\0"))
-        return number
+        return self[b"\0".join(self._message_texts(arguments) if arguments.collective else self._texts(arguments))]
 
-    def _add(self, texts: Sequence[bytes]) -> int:
-        pairs = zip(self._message, texts, strict=False)
-        details = {name: value for name, text in pairs if text and (value := VALUE.decode(text)) is not None}
-        if not details:
-            return 0
+    def __missing__(self, text: bytes) -> int:
+        """Read new details; equal ones of all categories share a number in ``rows``."""
+        pairs = zip(self._names, text.split(b"\0"), strict=False)
+        details = {name: value for name, part in pairs if part and (value := VALUE.decode(part)) is not None}
         _check_shapes(details)
-        self._rows.append(details)
-        return len(self._rows) - 1
+        self[text] = len(self._rows) if details else 0
+        if details:
+            self._rows.append(details)
+        return self[text]
 
 
 class _Reader:
@@ -414,11 +410,9 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._codes, self._details = _Codes(path), [dict[str, Any]()]
-        self._known = {word: _Details(kept, self._details) for word, kept in categories().items()}
+        self._known = {word: _Details(kept, self._details) for word, kept in categories().items() if kept in _KEPT}
         self._foreign, self._memory = Counter[str](), list[tuple[int, ...]]()
-        kinds = {"start_ns": np.int64, "end_ns": np.int64, "code": np.int32, "details": np.int32}
-        kinds |= dict.fromkeys(NUMBERS, np.int64)
-        self._blocks = {name: [np.empty(0, kind)] for name, kind in kinds.items()}
+        self._blocks = {name: bytearray() for name in ("start_ns", "end_ns", "code", "details", *NUMBERS)}
         self._rows = 0
 
     def take(self, events: Sequence[_Event]) -> None:
@@ -438,25 +432,36 @@ class _Reader:
                 self.take([event])
 
     def _take(self, events: Sequence[_Event]) -> None:
-        codes = [self._codes[e.ph, e.cat, e.name, e.pid, e.tid] for e in events]
-        timed = [event for event, code in zip(events, codes, strict=True) if code >= 0]
-        other = [(event, code) for event, code in zip(events, codes, strict=True) if code < _UNREAD]
-        memory = [one for event, code in other if code == _OF_MEMORY and (one := _read_memory(event))]
+        codes = np.array([self._codes[e.ph, e.cat, e.name, e.pid, e.tid] for e in events], np.int32)
+        kept = codes >= 0
+        timed = [*compress(events, kept.tolist())]
+        memory = [one for i in np.flatnonzero(codes == _OF_MEMORY).tolist() if (one := _read_memory(events[i]))]
         if timed:
             arguments = [event.args or _NOTHING for event in timed]
-            known = [code for code in codes if code >= 0]
-            details = [self._known[event.cat].number(given) for event, given in zip(timed, arguments, strict=True)]
-            ids = ([*map(attrgetter(name), arguments)] for name in NUMBERS)
-            for blocks, column in zip(self._blocks.values(), (*_read_times(timed), known, details, *ids), strict=True):
-                blocks.append(np.array(column, blocks[0].dtype))
+            details = [
+                self._known[event.cat].number(given) if event.cat in self._known else 0
+                for event, given in zip(timed, arguments, strict=True)
+            ]
+            ids = (
+                [one.record_id for one in arguments],
+                [one.external_id for one in arguments],
+                [one.sequence_number for one in arguments],
+                [one.correlation for one in arguments],
+            )
+            columns = *_read_times(timed), codes[kept], array("i", details), *(array("q", column) for column in ids)
+            for name, column in zip(self._blocks, columns, strict=True):
+                self._blocks[name] += memoryview(column)
         self._memory += memory
-        self._foreign.update(event.cat for event, code in other if code == _FOREIGN)
+        self._foreign.update(events[i].cat for i in np.flatnonzero(codes == _FOREIGN).tolist())
 
     def finish(self, header: dict[str, Any]) -> Profile:
         """Return all events, ordered one column at a time: those of a file of several GB fill memory."""
-        start_ns, end_ns = (np.concatenate(self._blocks[name]) for name in ("start_ns", "end_ns"))
+        start_ns, end_ns = (np.frombuffer(self._blocks[name], np.int64) for name in ("start_ns", "end_ns"))
         order = np.lexsort((-end_ns, start_ns))
-        columns = {name: np.concatenate(self._blocks.pop(name))[order] for name in [*self._blocks]}
+        columns = {
+            name: np.frombuffer(self._blocks.pop(name), np.int32 if name in ("code", "details") else np.int64)[order]
+            for name in [*self._blocks]
+        }
         codes = np.array(self._codes.rows, np.int32).reshape(-1, 3)[columns.pop("code")]
         columns |= dict(zip(("name", "category", "thread"), codes.T, strict=True))
         names, kinds = [*self._codes.names], [*self._codes.categories]
@@ -473,14 +478,15 @@ def _read_memory(event: _Event) -> tuple[int, ...] | None:
 
 def _read_times(events: Sequence[_Event]) -> NDArray[np.int64]:
     """Return starts and ends of events [2, events] [ns]; ValueError where no clock shows one."""
-    stamps, lengths = np.array([event.ts for event in events]), np.array([event.dur for event in events])
-    if {stamps.dtype, lengths.dtype} <= {np.dtype(float), np.dtype(int)}:
-        times = np.stack((stamps, lengths))
-        whole = np.floor(times)  # apart from the fraction, whose every nanosecond is exact
-        start_ns, length_ns = whole.astype(np.int64) * NS_PER_US + np.round((times - whole) * NS_PER_US).astype(
-            np.int64
+    with suppress(TypeError):
+        times: NDArray[np.float64] = np.array(
+            (array("d", [event.ts for event in events]), array("d", [event.dur for event in events]))
         )
-        if stamps.max() < _NANOSECONDS_SINCE_1970 and 0 <= lengths.min() <= lengths.max() <= _LONGEST_NS / NS_PER_US:
+        stamps, lengths = times
+        whole = np.floor(times)  # apart from the fraction, whose every nanosecond is exact
+        if np.abs(stamps).max() < _WHOLE_US and 0 <= lengths.min() <= lengths.max() <= _LONGEST_NS / NS_PER_US:
+            fraction_ns = np.round((times - whole) * NS_PER_US).astype(np.int64)
+            start_ns, length_ns = whole.astype(np.int64) * NS_PER_US + fraction_ns
             return np.stack((start_ns, start_ns + length_ns))
     return np.array([event.times_ns() for event in events], np.int64).T
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,13 @@ from trioflow.trace.profile.events import (
     LAUNCHES,
     STEP,
     Event,
+    by_start,
     calls_collective,
     charge_apart,
     communication_streams,
-    find_enclosing,
     index_kernels,
     is_communication,
     is_host_copy,
-    kernels_of,
     nest,
     outermost_operators,
 )
@@ -168,8 +167,8 @@ def load_step(profile: Profile, span: Span) -> StepEvents:
     during = profile.events(rows[profile.is_category(*HOST)[rows]])
     later = kineto_words("asynchronous")  # these outlast the call that began them
     host = [e for e in during if not e.name.startswith(later)]
-    _check_calls(host, profile.path)
     roots = nest(host)
+    _check_calls(host, profile.path)
     root = next((e for e in roots if (e.name, e.start_ns, e.end_ns) == astuple(span)), None)
     if root is None:
         root = Event(STEP, "user_annotation", span.start_ns, span.end_ns, ABSENT, None, None)
@@ -185,12 +184,13 @@ def load_step(profile: Profile, span: Span) -> StepEvents:
 
 
 def _check_calls(events: Sequence[Event], path: Path) -> None:
-    """Refuse two calls of one number, and calls of one thread of which one begins inside another and ends outside it."""
+    """Refuse two calls of one number, and nested calls of one thread of which one ends outside the other."""
     calls = [e for e in events if e.category in ("cpu_op", "user_annotation")]
     for word in ("record_id", "external_id"):
         keys = ((getattr(e, word) or None, e) for e in calls)
         _refuse_twice(keys, word.replace("_", " "), path)
-    for event, above in find_enclosing(events):
+    for event in events:
+        above = event.parent
         if above is not None and event.end_ns > above.end_ns + ROUNDING_NS:
             raise TraceError(
                 f"{event.name!r} begins inside {above.name!r} and ends {event.end_ns - above.end_ns} ns after it",
@@ -231,11 +231,10 @@ def _join_device(profile: Profile, span: Span, launches: Sequence[Event], step: 
     step.stray = sum(not _is_earlier(int(number), known) for number in numbers_after)
     _check_device(launches, mine, step.unjoined, profile)
     kernels = index_kernels(mine)
-    _join_by_external_id(step, kernels)
+    adopting = _join_by_external_id(step, kernels)
     step.earlier = [k for k in step.unjoined if _is_earlier(k.correlation, known)]
     step.unjoined = [k for k in step.unjoined if not _is_earlier(k.correlation, known)]
-    _add_loose_launches(step, launches, kernels)
-    step.launched = [kernels_of(operator, kernels) for operator in step.operators]
+    _give_kernels(step, [*launches, *adopting], kernels)
     _add_unjoined(step)
     _part_communication(step)
 
@@ -268,10 +267,11 @@ def _part_communication(step: StepEvents) -> None:
     step.communicates = [row[2] for row in rows]
 
 
-def _join_by_external_id(step: StepEvents, kernels: dict[int, list[Event]]) -> None:
-    """Give kernels without a launch to the operator whose number they carry."""
+def _join_by_external_id(step: StepEvents, kernels: dict[int, list[Event]]) -> list[Event]:
+    """Return launches for kernels without one, in the calls whose number they carry."""
+    adopting: list[Event] = []
     if not step.unjoined:
-        return
+        return adopting
     owners = {e.external_id: e for e in step.root.walk() if e.category == "cpu_op"}
     owners.pop(None, None)
     left = []
@@ -286,17 +286,26 @@ def _join_by_external_id(step: StepEvents, kernels: dict[int, list[Event]]) -> N
         launch.parent = owner
         owner.children.append(launch)
         kernels[number] = [kernel]
+        adopting.append(launch)
         step.adopted.append(kernel)
     step.unjoined = left
+    return adopting
 
 
-def _add_loose_launches(step: StepEvents, launches: Sequence[Event], kernels: Mapping[int, list[Event]]) -> None:
-    """Make operators of the calls that launched kernels outside any operator."""
-    owned = {e for operator in step.operators for e in operator.walk()}
-    loose = [e for e in launches if e not in owned and kernels.get(e.correlation or ABSENT)]
+def _give_kernels(step: StepEvents, launches: Iterable[Event], kernels: Mapping[int, list[Event]]) -> None:
+    """Give operators what they launched; make operators of the calls that launched kernels outside any."""
+    owned: dict[Event, set[int]] = {operator: set() for operator in step.operators}
+    for call in launches:
+        if call.correlation is not None and call.correlation in kernels:
+            owner = next((e for e in call.ancestors() if e in owned), call)
+            owned.setdefault(owner, set()).add(call.correlation)
+    loose = [e for e in owned if e.category in LAUNCHES]
     step.loose = [kernel for e in loose for kernel in kernels[e.correlation or ABSENT]]
     if loose:
         step.operators = sorted([*step.operators, *loose], key=lambda e: (e.start_ns, -e.end_ns))
+    step.launched = [
+        sorted(chain.from_iterable(map(kernels.__getitem__, owned[e])), key=by_start) for e in step.operators
+    ]
 
 
 def _add_unjoined(step: StepEvents) -> None:
