@@ -16,12 +16,14 @@ from typing import Any
 import networkx
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from captured import BATCH
 from few_facts import few_facts
 from same_model import ProportionalModel
 from trioflow import load_named_platform, load_trace, predict
-from trioflow.base.errors import PlanError
+from trioflow.base.columns import as_columns
+from trioflow.base.errors import PlanError, TableError
 from trioflow.base.precision_recipes import MEGATRON, NANOTRON
 from trioflow.costmodel.choices import find_launch_s, host_times
 from trioflow.costmodel.features import resize_batch
@@ -37,6 +39,7 @@ from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder, load_task_
 from trioflow.prediction.assembly import build_graph, join_step, predict_step
 from trioflow.prediction.question import Options, Question, load_traces, time_operators
 from trioflow.tables import records
+from trioflow.tables.schemas import NULLABLE, SCHEMAS, validate
 from trioflow.trace.store import Trace
 
 MODEL = ProportionalModel()
@@ -68,6 +71,22 @@ def test_a_graph_survives_saving(tmp_path, transformer_trace):
     loaded = load_task_graph(tmp_path / "a")
     assert records(loaded.tasks) == records(graph.tasks)
     assert loaded.metadata == graph.metadata
+
+
+@pytest.mark.parametrize(("table", "column"), [(t, c) for t, columns in NULLABLE.items() for c in columns])
+def test_a_negative_number_is_refused_where_numbers_may_be_missing(tmp_path, table, column):
+    blank = {"int64": 0, "double": 0.0, "string": "", "bool": False}
+    words = {"phase": "forward", "category": "activation", "kind": "compute"}
+    row = {cell.name: words.get(cell.name, blank.get(str(cell.type), [])) for cell in SCHEMAS[table]}
+    frame = pd.DataFrame([row])
+    arrow = pa.Table.from_pandas(frame, SCHEMAS[table], preserve_index=False)
+    validate(arrow, table)
+    frame[column] = -1
+    arrow = pa.Table.from_pandas(frame, SCHEMAS[table], preserve_index=False)
+    with pytest.raises(TableError, match=f"row 0, column {column}: -1 is negative"):
+        validate(arrow, table)
+    with pytest.raises(TableError, match=f"row 0, column {column}: -1 is negative; leave the cell empty"):
+        as_columns(frame, NULLABLE[table])
 
 
 def test_given_stages_must_be_the_model_s(transformer_trace):

@@ -10,6 +10,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from trioflow.base.errors import TableError
+
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
@@ -118,9 +120,17 @@ class Columns(Mapping[str, Any]):
     def of_frame(cls, frame: pd.DataFrame, nullable: Iterable[str] = ()) -> Columns:
         """Return a frame's columns: text as `Texts`, whole numbers that lack some with ABSENT, lists as objects.
 
-        ``nullable``: columns of whole numbers that may lack some, of whatever type pandas made them.
+        ``nullable``: columns of whole numbers that may lack some, of whatever type pandas made them. Raises TableError
+        where one of them is negative, which would read as missing.
         """
         whole = frame.astype({name: "Int64" for name in nullable if name in frame.columns})
+        for name in whole.select_dtypes("Int64"):
+            for row in np.flatnonzero(whole[name].lt(0).fillna(False))[:1]:
+                raise TableError(
+                    f"{whole[name].iloc[row]} is negative",
+                    place=f"row {row}, column {name}",
+                    fix="leave the cell empty where the number is missing",
+                )
         return cls({str(name): _read_column(whole[name]) for name in whole.columns})
 
     def to_frame(self, nullable: Iterable[str] = ()) -> pd.DataFrame:

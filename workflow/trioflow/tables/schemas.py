@@ -182,13 +182,13 @@ def validate(table: pa.Table, name: str, file: str | Path | None = None, schema:
 
 
 def _find_wrong(column: pa.ChunkedArray, field: pa.Field) -> tuple[int, str]:
-    """Return the first row whose word is not allowed, or whose time or size is negative, and the problem; none where all are right."""
+    """Return the first row whose word is not allowed, or whose time, size or number is negative, and the problem; none where all are right."""
     if field.name in _CHOICES:
         allowed, texts = _CHOICES[field.name], read_arrow_column(column)
         row = _first(~texts.isin(allowed))
         words = ", ".join(filter(None, allowed))
         return row, f"{texts.tolist()[row]!r} is not one of {words}" if row >= 0 else ""
-    if field.name.endswith(_NOT_NEGATIVE) and field.type in (INT, FLOAT):
+    if (field.name.endswith(_NOT_NEGATIVE) and field.type in (INT, FLOAT)) or (field.nullable and field.type == INT):
         numbers = read_arrow_column(column)
         wrong = ~(numbers >= 0) & column.is_valid().to_numpy() if column.null_count else ~(numbers >= 0)
         row = _first(wrong)
