@@ -286,6 +286,18 @@ def test_a_kernel_whose_call_lies_outside_any_operator_is_kept(tmp_path):
     assert times_of_step(step).device_ns.tolist() == [0, 3_000]
 
 
+def test_a_number_of_zero_names_no_call(tmp_path):
+    step = load(
+        tmp_path,
+        [
+            event("trioflow: step", "user_annotation", 0, 100),
+            event("aten::mm", "cpu_op", 0, 10, **{"External id": 0}),
+            event("split", "kernel", 30, 3, tid=7, correlation=900, **{"External id": 0}),
+        ],
+    )
+    assert [one.name for one in observe_step(step, None).operators] == ["kernel::split", "aten::mm"]
+
+
 def test_compiled_kernels_have_tensors_phase_and_class(tmp_path):
     """What Inductor fused is an operator: its launch says shapes, its name what kind of kernel it is."""
     said = {"Input Dims": [[32, 64], [32, 64], []], "Input type": ["float", "float", "Scalar"]}

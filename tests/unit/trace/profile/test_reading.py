@@ -138,6 +138,12 @@ def test_an_event_without_a_time_and_an_entry_that_is_none_are_refused(tmp_path)
             read_profile(write(tmp_path, json.dumps({"traceEvents": events(change)})))
 
 
+def test_operators_of_several_processes_are_refused(tmp_path):
+    path = write(tmp_path, json.dumps({"traceEvents": events(lambda e: e | {"pid": 9, "name": "aten::add"})}))
+    with pytest.raises(TraceError, match=r"operators of 2 processes: 1 \(such as aten::mm\), 9 \(such as aten::add\)"):
+        read_profile(path)
+
+
 def test_a_file_that_is_cut_is_named_with_its_key(tmp_path):
     text = json.dumps({"traceEvents": events()})
     cut = text[: text.index('"tid"', len(text) * 2 // 3) + 2]

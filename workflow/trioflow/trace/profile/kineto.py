@@ -203,6 +203,7 @@ class _EventFile:
 
 
 CODES = ("name", "category", "thread", "details")
+_NAMED_PROCESSES = 4
 
 
 @dataclass
@@ -353,6 +354,7 @@ class _Codes(dict[_Key, int]):
         self.rows: list[tuple[int, int, int]] = []  # of each combination: name, category and thread
         self.names: dict[str, int] = {}
         self.categories: dict[str, int] = {}
+        self.processes: dict[int | str | None, str] = {}  # that run operators, and the first of each
         self._threads: dict[tuple[Any, Any], int] = {}
 
     def __missing__(self, key: _Key) -> int:
@@ -370,6 +372,8 @@ class _Codes(dict[_Key, int]):
             code = _FOREIGN
         if kept is not None and (kept != "python_function" or name.startswith(kineto_words("module"))):
             code = len(self.rows)
+            if kept == "cpu_op":
+                self.processes.setdefault(process, name)
             self.rows.append(
                 (
                     self.names.setdefault(name, len(self.names)),
@@ -456,6 +460,13 @@ class _Reader:
 
     def finish(self, header: dict[str, Any]) -> Profile:
         """Return all events, ordered one column at a time: those of a file of several GB fill memory."""
+        if len(self._codes.processes) > 1:
+            words = [f"{process} (such as {name:.60})" for process, name in self._codes.processes.items()]
+            raise TraceError(
+                f"operators of {len(words)} processes: {', '.join(words[:_NAMED_PROCESSES])}",
+                file=self._path,
+                fix="give each process's own profile: of a run of several ranks, a file a rank",
+            )
         start_ns, end_ns = (np.frombuffer(self._blocks[name], np.int64) for name in ("start_ns", "end_ns"))
         order = np.lexsort((-end_ns, start_ns))
         columns = {

@@ -272,8 +272,7 @@ def _join_by_external_id(step: StepEvents, kernels: dict[int, list[Event]]) -> l
     adopting: list[Event] = []
     if not step.unjoined:
         return adopting
-    owners = {e.external_id: e for e in step.root.walk() if e.category == "cpu_op"}
-    owners.pop(None, None)
+    owners = {e.external_id: e for e in step.root.walk() if e.category == "cpu_op" and e.external_id}
     left = []
     for kernel in step.unjoined:
         owner = owners.get(kernel.external_id)
