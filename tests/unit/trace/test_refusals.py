@@ -81,11 +81,11 @@ BAD_PROFILES = {
     "no call takes 200": lambda p, g: event(p, "aten::relu").update(dur=2 * 10**13),
     "negative duration -1": lambda p, g: event(p, "aten::relu").update(dur=-1),
     "begins inside 'aten::linear' and ends": lambda p, g: event(p, "aten::t").update(dur=60),
-    "[-8, 4] is not a shape": lambda p, g: event(p, "aten::relu")["args"].update({"Input Dims": [[-8, 4]]}),
+    "Expected `int` >= 0 - at `$[0][0]`": lambda p, g: event(p, "aten::relu")["args"].update({"Input Dims": [[-8, 4]]}),
     "the shapes of 2 arguments and the types of 1": lambda p, g: event(p, "aten::relu")["args"].update(
         {"Input Dims": [[8, 4], [8, 4]]}
     ),
-    "are not lists of shapes and types": lambda p, g: event(p, "aten::relu")["args"].update({"Input Dims": 7}),
+    "Expected `array | null`, got `int`": lambda p, g: event(p, "aten::relu")["args"].update({"Input Dims": 7}),
     "devices 0, 1": lambda p, g: event(p, "kernel_5", "kernel")["args"].update(device=1),
     "no GPU events": lambda p, g: p.update(traceEvents=[e for e in p["traceEvents"] if e["cat"] != "kernel"]),
     "33 elements in a tensor of shape [8, 4]": lambda p, g: node(g, "aten::relu")["inputs"]["values"][0].__setitem__(

@@ -118,7 +118,7 @@ ODD = {
     "eleven days": ({"dur": 1e13}, "no call takes 10000000000000.0"),
     "a time of no clock": ({"ts": 1 << 62}, "4611686018427387904 is not a time"),
     "an id of words": ({"args": {"External id": "7"}}, "Expected `int`, got `str`", r"\.args\.External id"),
-    "a shape of words": ({"args": {"Input Dims": [["a"]]}}, r"\['a'\] is not a shape"),
+    "a shape of words": ({"args": {"Input Dims": [["a"]]}}, "Expected `int | array`, got `str`"),
     "types without shapes": ({"args": {"Input Dims": [], "Input type": ["float"]}}, "it has the shapes of 0 arguments"),
     "a name of numbers": ({"name": 5}, "Expected `str`, got `int`", r"\.name"),
     "arguments in a list": ({"args": [1]}, r"Expected `object \| null`, got `array`", r"\.args"),

@@ -31,7 +31,7 @@ from trioflow.base.columns import ABSENT
 from trioflow.base.errors import TraceError
 from trioflow.base.input_files import check_file
 from trioflow.base.units import NS_PER_US
-from trioflow.trace.profile.events import DEVICE, LAUNCHES, Event, is_shape
+from trioflow.trace.profile.events import DEVICE, LAUNCHES, Event
 from trioflow.trace.profile.profiler_fields import categories, kineto_words, load_fields
 
 CHUNK = 1 << 22
@@ -136,6 +136,12 @@ class _Event(Struct, gc=False):
 _EVENTS, _EXACT_EVENTS = Decoder(list[_Event]), Decoder(list[_Event], float_hook=str)
 VALUE = Decoder(float_hook=str)
 """Reads any value; fractions stay text, so that no digit is lost."""
+_Size = Annotated[int, Meta(ge=0)]
+_DECODERS: Mapping[str, Decoder[Any]] = {
+    "shapes": Decoder(list[list[_Size | list[_Size]]] | None),
+    "types": Decoder(list[str] | None),
+}
+"""Read the details that must be of some form: an argument's shape, or those of a list of tensors."""
 
 
 class _EventFile:
@@ -400,8 +406,11 @@ class _Details(dict[bytes, int]):
     def __missing__(self, text: bytes) -> int:
         """Read new details; equal ones of all categories share a number in ``rows``."""
         pairs = zip(self._names, text.split(b"\0"), strict=False)
-        details = {name: value for name, part in pairs if part and (value := VALUE.decode(part)) is not None}
-        _check_shapes(details)
+        values = {name: _DECODERS.get(name, VALUE).decode(part) for name, part in pairs if part}
+        details = {name: value for name, value in values.items() if value is not None}
+        if {"shapes", "types"} <= details.keys() and len(details["shapes"]) != len(details["types"]):
+            counts = f"the shapes of {len(details['shapes'])} arguments and the types of {len(details['types'])}"
+            raise ValueError(f"it has {counts}")
         self[text] = len(self._rows) if details else 0
         if details:
             self._rows.append(details)
@@ -500,22 +509,6 @@ def _read_times(events: Sequence[_Event]) -> NDArray[np.int64]:
             start_ns, length_ns = whole.astype(np.int64) * NS_PER_US + fraction_ns
             return np.stack((start_ns, start_ns + length_ns))
     return np.array([event.times_ns() for event in events], np.int64).T
-
-
-def _check_shapes(details: dict[str, Any]) -> None:
-    """Refuse shapes and types of arguments that are none, or not one each."""
-    shapes, types = details.get("shapes", []), details.get("types", [])
-    if not isinstance(shapes, list) or not isinstance(types, list):
-        raise ValueError(f"{shapes!r:.40} and {types!r:.40} are not lists of shapes and types")
-    if "shapes" in details and "types" in details and len(shapes) != len(types):
-        raise ValueError(f"it has the shapes of {len(shapes)} arguments and the types of {len(types)}")
-    if not all(isinstance(word, str) for word in types):
-        raise ValueError(f"{types!r:.40} are not types")
-    for shape in shapes:
-        several = isinstance(shape, list) and bool(shape) and isinstance(shape[0], list)
-        for sizes in shape if several else [shape]:
-            if not is_shape(sizes):
-                raise ValueError(f"{sizes!r:.40} is not a shape")
 
 
 def _to_ns(stamp: Any, scale: int) -> int:

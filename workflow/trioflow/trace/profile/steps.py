@@ -275,7 +275,7 @@ def _join_by_external_id(step: StepEvents, kernels: dict[int, list[Event]]) -> l
     owners = {e.external_id: e for e in step.root.walk() if e.category == "cpu_op" and e.external_id}
     left = []
     for kernel in step.unjoined:
-        owner = owners.get(kernel.external_id)
+        owner = owners.get(kernel.external_id or 0)
         repeated = kernel.external_id == kernel.correlation  # some versions: it names no call
         if owner is None or repeated or owner.start_ns > kernel.start_ns:
             left.append(kernel)
