@@ -223,6 +223,7 @@ def assemble_trace(
     content = {
         **facts,
         "gradients": gradients or facts.get("gradients", []),
+        "parameters": facts.get("parameters") or _list_parameters(rows, tracker, gradients),
         "operators": len(rows),
         "backward_operators_joined": int(frame["forward_op_id"].notna().sum()),
         "flop": sum(frame["flop"].tolist()),
@@ -232,6 +233,22 @@ def assemble_trace(
     if file is not None:
         check_trace(trace, file)
     return trace
+
+
+def _list_parameters(
+    rows: list[dict[str, Any]], tracker: TensorTracker, gradients: list[dict[str, Any]]
+) -> list[dict[str, Any]] | None:
+    """Return the parameters as the step first reads them, where some of them show to be frozen; else None."""
+    names = {(g["parameter_storage_id"], g["size_bytes"]): g["name"] for g in gradients}
+    owners, found = _owners(rows, tracker), dict[int, dict[str, Any]]()
+    for index, tensor in enumerate(tracker.tensors):
+        at, storage = tensor.storage, tracker.storages[tensor.storage]
+        frozen = storage.weight and storage.category == "parameter" and not storage.updated_in
+        name = names.get((at, tracker.size_bytes(index)), frozen and f"{owners.get(index) or 'parameter'}.frozen{at}")
+        if name and at not in found:
+            entry = {"name": name, "shape": list(tensor.shape), "elem_bytes": tensor.elem_bytes}
+            found[at] = {**entry, "frozen": frozen, "storage_id": at}
+    return list(found.values()) if any(entry["frozen"] for entry in found.values()) else None
 
 
 def _warn_uncounted(operators: Sequence[ObservedOperator], rows: Sequence[Mapping[str, Any]]) -> str | None:

@@ -164,6 +164,18 @@ def may_multiply(name: str, kernels: Iterable[str] = ()) -> bool:
 
 _STATISTICS = {"aten::batch_norm": (3, 4), "aten::native_batch_norm": (3, 4)}
 """Arguments that hold running statistics: updated without being returned."""
+WEIGHTS: dict[str, tuple[int, ...]] = {
+    "aten::conv1d": (1, 2),
+    "aten::conv2d": (1, 2),
+    "aten::conv3d": (1, 2),
+    "aten::linear": (1, 2),
+    "aten::embedding": (0,),
+    "aten::layer_norm": (2, 3),
+    "aten::batch_norm": (1, 2),
+    "aten::group_norm": (2, 3),
+    "aten::rms_norm": (2,),
+}
+"""Arguments that hold parameters in PyTorch's own modules."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +216,7 @@ class _Storage:
     read_in: set[str] = field(default_factory=set)
     updated_in: set[str] = field(default_factory=set)
     statistics: bool = False
+    weight: bool = False
     scales: bool = False
     category: str = ""
 
@@ -298,6 +311,7 @@ class TensorTracker:
         storage = self.storages[self.tensors[index].storage]
         storage.read_in.add(use.phase)
         storage.statistics |= ref.argument in _STATISTICS.get(use.name, ())
+        storage.weight |= ref.argument in WEIGHTS.get(use.name, ())
         if ref.argument in written:
             storage.updated_in.add(use.phase)
             use.written.append(index)
@@ -378,6 +392,8 @@ class TensorTracker:
             storage = self.storages[tensor.storage]
             if storage.category == "input" and tensor.shape and tensor.shape[0] == batch:
                 storage.scales = True
+        if not any(storage.scales for storage in self.storages):
+            self._find_samples(batch)
         returned: dict[int | None, list[int]] = {}
         for index, tensor in enumerate(self.tensors):
             returned.setdefault(self.storages[tensor.storage].producer, []).append(index)
@@ -390,6 +406,17 @@ class TensorTracker:
                 grows = storage.category in ("activation", "output") and self.tensors[index].storage not in fixed
                 if storage.made_from is None and grows:
                     storage.scales |= _grows(self.tensors[index].shape, shapes, batch)
+
+    def _find_samples(self, batch: int) -> None:
+        """Take for samples what the step itself draws or collates: as many, of nothing that was learned."""
+        learned = {i for i, one in enumerate(self.storages) if one.producer is None and one.category != "input"}
+        for use in self.uses:
+            made = [self.tensors[i] for i, alias in zip(use.outputs, use.aliases, strict=True) if not alias]
+            if use.phase != "forward" or any(self.tensors[i].storage in learned for i in use.inputs):
+                learned |= {tensor.storage for tensor in made}
+            elif use.name != "aten::arange":
+                for storage in (self.storages[t.storage] for t in made if t.shape[:1] == (batch,)):
+                    storage.category, storage.scales = "input", True
 
     def _find_early_gradients(self) -> set[int]:
         """Return the storages of gradients before they are cast or added up: as large whatever the batch."""
@@ -448,7 +475,7 @@ def _categorise_outside(storage: _Storage) -> str:
         return "optimizer_state"
     if storage.statistics or "forward" in storage.updated_in:
         return "buffer"
-    return "input"
+    return "parameter" if storage.weight else "input"
 
 
 def _grows(shape: tuple[int, ...], inputs: list[tuple[int, ...]], batch: int) -> bool:

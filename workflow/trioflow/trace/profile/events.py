@@ -13,7 +13,7 @@ from typing import Any
 
 from trioflow.base.errors import TraceError
 from trioflow.trace.profile.profiler_fields import element_bytes, element_type, kineto_words
-from trioflow.trace.tensors import TensorRef, count_flop
+from trioflow.trace.tensors import WEIGHTS, TensorRef, count_flop
 
 RAW_FILES = ("kineto.json.gz", "execution_trace.json.gz", "environment.json", "kineto_steps.json.gz")
 """What a capture writes."""
@@ -205,20 +205,6 @@ def is_host_copy(kernel: Event) -> bool:
     return kernel.category == "gpu_memcpy" and any(word in kernel.name for word in words)
 
 
-_WEIGHTS: dict[str, tuple[int, ...]] = {
-    "aten::conv1d": (1, 2),
-    "aten::conv2d": (1, 2),
-    "aten::conv3d": (1, 2),
-    "aten::linear": (1, 2),
-    "aten::embedding": (0,),
-    "aten::layer_norm": (2, 3),
-    "aten::batch_norm": (1, 2),
-    "aten::group_norm": (2, 3),
-    "aten::rms_norm": (2,),
-}
-"""Arguments that hold parameters in PyTorch's own modules."""
-
-
 def tensors_of_event(event: Event, numbers: Iterator[int]) -> list[TensorRef]:
     """Return the input tensors of an event profiled with shapes; identities are unknown.
 
@@ -229,7 +215,7 @@ def tensors_of_event(event: Event, numbers: Iterator[int]) -> list[TensorRef]:
     if not isinstance(shapes, list) or not isinstance(types, list):
         return []
     found = []
-    weights = _WEIGHTS.get(event.name, ())
+    weights = WEIGHTS.get(event.name, ())
     for argument, (shape, kind) in enumerate(zip(shapes, types, strict=True)):
         members = shape if kind == "TensorList" else [shape]
         word = element_type(kind) if kind != "TensorList" else "float"

@@ -59,7 +59,7 @@ from trioflow.trace.profile.steps import (
     times_of_step,
 )
 from trioflow.trace.store import Trace, save_trace
-from trioflow.trace.tensors import MadeInside
+from trioflow.trace.tensors import MadeInside, may_multiply
 
 _NODE = re.compile(r"\wBackward\d*$")
 """Autograd's nodes, and the events that evaluate them."""
@@ -131,21 +131,15 @@ def _doubt(found: Sequence[str], what: str) -> list[str]:
 
 def _doubt_order(step: StepEvents) -> list[str]:
     """Doubt operators of the forward pass after backward began, and those that overlap."""
-    words = {phase: kineto_words(phase) for phase in ("backward", "optimizer")}
-    late, began = [], False
+    words, phases = kineto_words("backward"), _find_phases(step.operators)
     bare = [
         event.name
         for event in step.root.walk()
-        if _NODE.search(event.name)
-        and not any(a.name.startswith(words["backward"]) for a in (event, *event.ancestors()))
+        if _NODE.search(event.name) and not any(a.name.startswith(words) for a in (event, *event.ancestors()))
     ]
-    for event in step.operators:
-        above = [a.name for a in event.ancestors()]
-        backward = any(name.startswith(words["backward"]) for name in above)
-        began |= backward
-        other = backward or any(name.startswith(words["optimizer"]) for name in above)
-        if began and not other and event.category == "cpu_op":
-            late.append(event.name)
+    began = phases.index("backward") if "backward" in phases else len(phases)
+    events = zip(step.operators[began:], phases[began:], strict=True)
+    late = [event.name for event, phase in events if phase == "forward" and event.category == "cpu_op"]
     return [
         *_doubt(late, "operators count as forward although backward began before them"),
         *_doubt(bare, "calls are named after autograd's nodes and run outside its backward pass"),
@@ -291,10 +285,9 @@ def observe_step(step: StepEvents, links: Links | None) -> Observation:
     found, numbers = Observation([], []), count(1)
     noted = (links.get(e) for e in step.root.children if e.name == PARAMETERS) if links else ()
     parameters = {ref.storage for node in noted if node is not None for ref in node.inputs}
-    rows = zip(step.operators, step.launched, step.communicates, strict=True)
-    for event, kernels, communicates in rows:
-        phase, module = _place_in_model(event)
-        one = ObservedOperator(_name(event, kernels), phase, module, kernels=len(kernels))
+    rows = zip(step.operators, _find_phases(step.operators), step.launched, step.communicates, strict=True)
+    for event, phase, kernels, communicates in rows:
+        one = ObservedOperator(_name(event, kernels), phase, _find_module(event), kernels=len(kernels))
         one.kind = _kind(kernels, communicates)
         one.kernel_names = frozenset(kernel.name for kernel in kernels)
         joined = event.category == "cpu_op"
@@ -360,25 +353,39 @@ def _kind(kernels: Sequence[Event], communicates: bool) -> str:
     return "memcpy" if kernels and all(is_host_copy(k) for k in kernels) else "compute"
 
 
-def _place_in_model(event: Event) -> tuple[str, str]:
-    """Return the phase and the module that enclose an operator.
+def _find_phases(operators: Sequence[Event]) -> list[str]:
+    """Return the phase of each of a step's operators: that of its outermost annotation, else forward.
+
+    What runs behind the last backward operator of a step with an optimizer works on gradients or weights (norms are
+    clipped, a scaler checks them, means of weights move), once a step: it is the optimizer's, unless there are
+    products, as in another forward pass.
+    """
+    words = {name: phase for phase in ("backward", "optimizer") for name in kineto_words(phase)}
+    begins = tuple(words)
+    phases = []
+    for event in operators:
+        names = [above.name for above in event.ancestors() if above.name.startswith(begins)]
+        phases.append(next((phase for word, phase in words.items() if names and names[-1].startswith(word)), "forward"))
+    behind = len(phases) - phases[::-1].index("backward") if "backward" in phases else len(phases)
+    rest = zip(operators[behind:], phases[behind:], strict=True)
+    if "optimizer" in phases and not any(may_multiply(one.name) for one, phase in rest if phase == "forward"):
+        phases[behind:] = ["optimizer"] * (len(phases) - behind)
+    return phases
+
+
+def _find_module(event: Event) -> str:
+    """Return the module that encloses an operator.
 
     trioflow's annotations carry a module's dotted path; PyTorch's own ``nn.Module: Conv2d_3`` a
     class and a running number, joined here from the outside in.
     """
-    phase, path, classes = "forward", "", []
-    native = kineto_words("module")[1]
-    backward, optimizer = kineto_words("backward"), kineto_words("optimizer")
+    native, classes = kineto_words("module")[1], []
     for above in event.ancestors():
-        if above.name.startswith(MODULE) and not path:
-            path = above.name[len(MODULE) :]
-        elif above.name.startswith(native):
+        if above.name.startswith(MODULE):
+            return above.name[len(MODULE) :]
+        if above.name.startswith(native):
             classes.append(above.name[len(native) :])
-        if above.name.startswith(backward):
-            phase = "backward"
-        elif above.name.startswith(optimizer):
-            phase = "optimizer"
-    return phase, path or ".".join(reversed(classes))
+    return ".".join(reversed(classes))
 
 
 def _join_backward(events: Sequence[Event], operators: list[ObservedOperator]) -> None:
