@@ -223,12 +223,13 @@ def assemble_trace(
     content = {
         **facts,
         "gradients": gradients or facts.get("gradients", []),
-        "parameters": facts.get("parameters") or _list_parameters(rows, tracker, gradients),
         "operators": len(rows),
         "backward_operators_joined": int(frame["forward_op_id"].notna().sum()),
         "flop": sum(frame["flop"].tolist()),
         "warnings": warnings,
     }
+    if "parameters" not in facts and (parameters := _list_parameters(rows, tracker, gradients)):
+        content["parameters"] = parameters
     trace = Trace(frame, tracker.table(_owners(rows, tracker)), Facts.read(content))
     if file is not None:
         check_trace(trace, file)
@@ -237,18 +238,19 @@ def assemble_trace(
 
 def _list_parameters(
     rows: list[dict[str, Any]], tracker: TensorTracker, gradients: list[dict[str, Any]]
-) -> list[dict[str, Any]] | None:
-    """Return the parameters as the step first reads them, where some of them show to be frozen; else None."""
+) -> list[dict[str, Any]]:
+    """Return the parameters in the order in which the step reads them, where some show to be frozen; else none."""
     names = {(g["parameter_storage_id"], g["size_bytes"]): g["name"] for g in gradients}
+    trained = {storage for storage, _ in names}
     owners, found = _owners(rows, tracker), dict[int, dict[str, Any]]()
     for index, tensor in enumerate(tracker.tensors):
         at, storage = tensor.storage, tracker.storages[tensor.storage]
-        frozen = storage.weight and storage.category == "parameter" and not storage.updated_in
+        frozen = storage.category == "parameter" and storage.weight and not storage.updated_in and at not in trained
         name = names.get((at, tracker.size_bytes(index)), frozen and f"{owners.get(index) or 'parameter'}.frozen{at}")
         if name and at not in found:
             entry = {"name": name, "shape": list(tensor.shape), "elem_bytes": tensor.elem_bytes}
             found[at] = {**entry, "frozen": frozen, "storage_id": at}
-    return list(found.values()) if any(entry["frozen"] for entry in found.values()) else None
+    return list(found.values()) if any(entry["frozen"] for entry in found.values()) else []
 
 
 def _warn_uncounted(operators: Sequence[ObservedOperator], rows: Sequence[Mapping[str, Any]]) -> str | None:

@@ -311,7 +311,7 @@ class TensorTracker:
         storage = self.storages[self.tensors[index].storage]
         storage.read_in.add(use.phase)
         storage.statistics |= ref.argument in _STATISTICS.get(use.name, ())
-        storage.weight |= ref.argument in WEIGHTS.get(use.name, ())
+        storage.weight |= not ref.category and ref.argument in WEIGHTS.get(use.name, ())
         if ref.argument in written:
             storage.updated_in.add(use.phase)
             use.written.append(index)

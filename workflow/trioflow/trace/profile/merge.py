@@ -131,7 +131,7 @@ def _doubt(found: Sequence[str], what: str) -> list[str]:
 
 def _doubt_order(step: StepEvents) -> list[str]:
     """Doubt operators of the forward pass after backward began, and those that overlap."""
-    words, phases = kineto_words("backward"), _find_phases(step.operators)
+    words, phases = kineto_words("backward"), _find_phases(step)
     bare = [
         event.name
         for event in step.root.walk()
@@ -285,7 +285,7 @@ def observe_step(step: StepEvents, links: Links | None) -> Observation:
     found, numbers = Observation([], []), count(1)
     noted = (links.get(e) for e in step.root.children if e.name == PARAMETERS) if links else ()
     parameters = {ref.storage for node in noted if node is not None for ref in node.inputs}
-    rows = zip(step.operators, _find_phases(step.operators), step.launched, step.communicates, strict=True)
+    rows = zip(step.operators, _find_phases(step), step.launched, step.communicates, strict=True)
     for event, phase, kernels, communicates in rows:
         one = ObservedOperator(_name(event, kernels), phase, _find_module(event), kernels=len(kernels))
         one.kind = _kind(kernels, communicates)
@@ -353,7 +353,7 @@ def _kind(kernels: Sequence[Event], communicates: bool) -> str:
     return "memcpy" if kernels and all(is_host_copy(k) for k in kernels) else "compute"
 
 
-def _find_phases(operators: Sequence[Event]) -> list[str]:
+def _find_phases(step: StepEvents) -> list[str]:
     """Return the phase of each of a step's operators: that of its outermost annotation, else forward.
 
     What runs behind the last backward operator of a step with an optimizer works on gradients or weights (norms are
@@ -363,13 +363,14 @@ def _find_phases(operators: Sequence[Event]) -> list[str]:
     words = {name: phase for phase in ("backward", "optimizer") for name in kineto_words(phase)}
     begins = tuple(words)
     phases = []
-    for event in operators:
+    for event in step.operators:
         names = [above.name for above in event.ancestors() if above.name.startswith(begins)]
         phases.append(next((phase for word, phase in words.items() if names and names[-1].startswith(word)), "forward"))
     behind = len(phases) - phases[::-1].index("backward") if "backward" in phases else len(phases)
-    rest = zip(operators[behind:], phases[behind:], strict=True)
-    if "optimizer" in phases and not any(may_multiply(one.name) for one, phase in rest if phase == "forward"):
-        phases[behind:] = ["optimizer"] * (len(phases) - behind)
+    rest = [i for i in range(behind, len(phases)) if phases[i] == "forward" and not step.communicates[i]]
+    if "optimizer" in phases and not any(may_multiply(step.operators[i].name) for i in rest):
+        for i in rest:
+            phases[i] = "optimizer"
     return phases
 
 
