@@ -112,3 +112,35 @@ def test_what_the_training_script_fills_in_is_as_if_not_said() -> None:
 def test_a_file_that_cannot_be_read_is_refused_with_its_place(file: str, text: str, problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         parse_configuration(text, file)
+
+
+TITAN_FILE = """
+[job]
+description = "Llama 3 8B training"
+[model]
+name = "llama3"
+flavor = "8B"
+converters = CONVERTERS
+[training]
+local_batch_size = 1
+seq_len = 8192
+[parallelism]
+data_parallel_shard_degree = -1
+"""
+
+
+def test_torchtitan_s_usual_recipe_is_fsdp_s_and_what_is_not_followed_is_said():
+    found = parse_configuration(TITAN_FILE.replace("CONVERTERS", "[]"), "train.toml")
+    assert (found.step["precision"], found.degrees["sharding"], found.notes) == ("fsdp2-mixed", "fsdp", ())
+    typo = TITAN_FILE.replace("CONVERTERS", '["float8"]') + "tensor_parallel_degre = 4\n"
+    (note,) = parse_configuration(typo, "train.toml").notes
+    assert "model.converters" in note and "(did you mean parallelism.tensor_parallel_degree?)" in note
+
+
+def test_deepspeed_s_accumulation_and_recipe_are_followed_and_offload_is_said():
+    zero = {"stage": 2, "overlap_comm": True, "offload_optimizer": {"device": "cpu"}}
+    file = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "bf16": {"enabled": True}}
+    text = json.dumps({**file, "zero_optimization": zero, "trioflow": {"model": "llama-3.1-8b"}})
+    found = parse_configuration(text, "deepspeed.json")
+    assert (found.step["batch"], found.accumulate, found.step["precision"]) == (2, 4, "deepspeed-bf16")
+    assert len(found.notes) == 1 and "zero_optimization.offload_optimizer.device" in found.notes[0]

@@ -130,14 +130,13 @@ def read_huggingface(content: Mapping[str, Any], file: str, name: str) -> Config
     given = {aliases.get(field, field): value for field, value in content.items()}
     found = Fields({**defaults, **{n: v for n, v in given.items() if n not in foreign}}, file)
     found.taken |= {*own, *refused}
+    quantized, head = found.take("quantization_config"), str(found.take("architectures") or "LMHead")
     notes = note_unknown(found.list_unknown(HARMLESS), found.taken)
     alternates, window = _read_window(found, family)
     model = _read_family(found, name, family, window if alternates else 0)
-    quantized = found.take("quantization_config")
     stated = Fields(quantized if isinstance(quantized, Mapping) else {}, file)
     if method := stated.word("quant_method", _QUANTIZED, "none"):
         notes.append(f"weights are in the format of --precision, not in {method} as in the file")
-    head = str(found.take("architectures") or "LMHead")
     if not any(word in head for word in ("ForCausalLM", "LMHead")):
         notes.append(f"the head scores all words, as a causal language model's, not as {head:.60}")
     left = [f"{n} {v}" for n, v in defaults.items() if n not in given and type(v) is int]

@@ -7,7 +7,8 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,7 @@ from trioflow.base.plan_row import SHARDINGS, Plan
 from trioflow.base.precision_recipes import MEGATRON
 from trioflow.base.provenance import read_own_table
 from trioflow.formats import megatron
+from trioflow.formats.fields import note_unknown
 from trioflow.trace.language.read import open_configuration, published_models
 from trioflow.trace.language.sizes import COMPILE, EAGER, Configuration, ConfigurationFile, LanguageModel
 
@@ -35,22 +37,63 @@ class Framework:
     marks: tuple[str, ...]
     recipe: str
     data_parallel: bool = False  # whether it says no other degree
+    harmless: tuple[str, ...] = ()  # patterns of key=value that leave a step's work alone
+
+
+_OF_TITAN = """
+    job.* profiling.* metrics.* checkpoint.* comm.* validation.* lr_scheduler.* memory_estimation.* debug.* optimizer.lr=*
+    optimizer.beta* optimizer.eps=* optimizer.weight_decay=* optimizer.name=AdamW optimizer.implementation=fused
+    model.hf_assets_path=* model.tokenizer_path=* model.print_after_conversion=* training.max_norm=* training.steps=*
+    training.dataset* training.seed=* training.gc_freq=* training.gc_debug=* training.dtype=float32
+    activation_checkpoint.selective_ac_option=op compile.components=* compile.backend=inductor *.filter_fqns=*
+"""
+_OF_DEEPSPEED = """
+    #* trioflow.* steps_per_print=* wall_clock_breakdown=* gradient_clipping=* prescale_gradients=* tensorboard.* wandb.* csv_monitor.*
+    flops_profiler.* comms_logger.* optimizer.params.* optimizer.type=Adam* scheduler.* data_types.* checkpoint.* seed=*
+    bf16.* zero_optimization.overlap_comm=* zero_optimization.contiguous_gradients=* zero_optimization.round_robin_gradients=*
+    zero_optimization.*=auto zero_optimization.stage3_gather_16bit_weights_on_model_save=* zero_allow_untested_optimizer=*
+    zero_optimization.offload_*.device=none
+"""
+_OF_ACCELERATE = """
+    #* compute_environment=* debug=* machine_rank=* main_process_* main_training_function=* rdzv_* same_network=* tpu_*
+    downcast_bf16=* use_cpu=* enable_cpu_affinity=* deepspeed_config=* dynamo_config.*=no fsdp_config.fsdp_cpu_ram_efficient_loading=*
+    fsdp_config.fsdp_sync_module_states=* fsdp_config.fsdp_transformer_layer_cls_to_wrap=* fsdp_config.fsdp_use_orig_params=*
+    fsdp_config.fsdp_offload_params=False fsdp_config.fsdp_sharding_strategy=FULL_SHARD
+    fsdp_config.fsdp_forward_prefetch=* fsdp_config.fsdp_backward_prefetch=BACKWARD_PRE
+"""
+_FILLED_IN = "auto"
+"""What stands in a file where the training script fills the value in: it says nothing."""
+_NOTHING: tuple[Any, ...] = (None, False, [], "", "none", _FILLED_IN)
+"""Values of a key that ask for nothing."""
 
 
 FRAMEWORKS = {
     MEGATRON: Framework("Megatron-LM", "megatron.args", (), "megatron-bf16"),
     NEMO: Framework("NeMo Megatron Bridge", "megatron_bridge.yaml", ("model", "train"), "megatron-bf16"),
-    TORCHTITAN: Framework("torchtitan", "torchtitan.toml", ("training", "parallelism"), f"fsdp2-mixed+{COMPILE}"),
-    DEEPSPEED: Framework("DeepSpeed", "deepspeed.json", ("zero_optimization",), "deepspeed-bf16", True),
-    ACCELERATE: Framework("Hugging Face Accelerate", "accelerate.yaml", ("fsdp_config",), "fsdp2-bf16-reduce", True),
+    TORCHTITAN: Framework(
+        "torchtitan",
+        "torchtitan.toml",
+        ("training", "parallelism"),
+        f"fsdp2-mixed+{COMPILE}",
+        harmless=tuple(_OF_TITAN.split()),
+    ),
+    DEEPSPEED: Framework(
+        "DeepSpeed", "deepspeed.json", ("zero_optimization",), "deepspeed-bf16", True, tuple(_OF_DEEPSPEED.split())
+    ),
+    ACCELERATE: Framework(
+        "Hugging Face Accelerate",
+        "accelerate.yaml",
+        ("fsdp_config",),
+        "fsdp2-bf16-reduce",
+        True,
+        tuple(_OF_ACCELERATE.split()),
+    ),
 }
 _SCRIPT = re.compile(r"^# ([a-z_]+): (.+)$", re.MULTILINE)
 """A comment of a file about what the training script decides."""
 _WHOLE = re.compile("-?[0-9]{1,12}", re.ASCII)
 _TEXTS = ("name", "parts")
 """Fields without words of their own that are no whole numbers."""
-_FILLED_IN = "auto"
-"""What stands in a file where the training script fills the value in: it says nothing."""
 
 
 @dataclass(frozen=True)
@@ -264,7 +307,20 @@ def read_file(said: ConfigurationFile) -> Configuration | None:
             file=file,
             fix='add a line "# model: llama-3.1-8b", or in JSON "trioflow": {"model": "llama-3.1-8b"}',
         )
-    return _settle(known, model)
+    keys = {name for one in list_keys(framework) for name in one.key.split(" ")}
+    unknown = [
+        key
+        for key, value in flat.items()
+        if key not in keys
+        and value not in _NOTHING
+        and not any(fnmatchcase(f"{key}={value}", pattern) for pattern in FRAMEWORKS[framework].harmless)
+    ]
+    found = _settle(known, model)
+    casts = "arithmetic" in known if framework == DEEPSPEED else framework == TORCHTITAN
+    usual = {"precision": FRAMEWORKS[framework].recipe.partition("+")[0]}
+    if not casts or (framework == TORCHTITAN and found.degrees["sharding"] == "none"):  # fully_shard casts
+        usual = {}
+    return replace(found, step={**usual, **found.step}, notes=tuple(note_unknown(unknown, keys)))
 
 
 def _from_bridge(flat: Mapping[str, Any], file: str) -> dict[str, Any]:
@@ -314,7 +370,14 @@ def _settle(known: Mapping[str, Any], model: LanguageModel) -> Configuration:
     step = {"batch": micro} | {name: known[name] for name in ("sequence", "precision", "fusion") if name in known}
     whole = known.get("global_batch", -1)
     blocks = tuple(sum(name.startswith("layers.") for name in part) for part in parts)
-    return Configuration(model, step, degrees, global_batch=whole if whole > 0 else None, stages=blocks)
+    return Configuration(
+        model,
+        step,
+        degrees,
+        global_batch=whole if whole > 0 else None,
+        accumulate=None if whole > 0 else known.get("accumulate"),
+        stages=blocks,
+    )
 
 
 def list_lost(asked: Configuration, plan: Plan, read: Configuration) -> list[str]:

@@ -299,6 +299,11 @@ def test_what_is_not_built_is_refused_by_its_name(changes, message, tmp_path):
     assert "config.json" in str(refused.value)
 
 
+def test_what_every_configuration_has_is_not_doubted(tmp_path):
+    usual = {"architectures": ["LlamaForCausalLM"], "transformers_version": "4.43.0", "torch_dtype": "bfloat16"}
+    assert find_configuration(write(tmp_path, "config.json", LLAMA | usual)).notes == ()
+
+
 def test_fields_that_may_change_the_work_are_named(tmp_path):
     changes = {"sliding_window": 64, "logit_softcapping": 30.0, "num_key_value_head": 1, "model_type": "mistral"}
     found = find_configuration(write(tmp_path, "config.json", LLAMA | changes))
