@@ -37,30 +37,8 @@ class Framework:
     marks: tuple[str, ...]
     recipe: str
     data_parallel: bool = False  # whether it says no other degree
-    harmless: tuple[str, ...] = ()  # patterns of key=value that leave a step's work alone
 
 
-_OF_TITAN = """
-    job.* profiling.* metrics.* checkpoint.* comm.* validation.* lr_scheduler.* memory_estimation.* debug.* optimizer.lr=*
-    optimizer.beta* optimizer.eps=* optimizer.weight_decay=* optimizer.name=AdamW optimizer.implementation=fused
-    model.hf_assets_path=* model.tokenizer_path=* model.print_after_conversion=* training.max_norm=* training.steps=*
-    training.dataset* training.seed=* training.gc_freq=* training.gc_debug=* training.dtype=float32
-    activation_checkpoint.selective_ac_option=op compile.components=* compile.backend=inductor *.filter_fqns=*
-"""
-_OF_DEEPSPEED = """
-    #* trioflow.* steps_per_print=* wall_clock_breakdown=* gradient_clipping=* prescale_gradients=* tensorboard.* wandb.* csv_monitor.*
-    flops_profiler.* comms_logger.* optimizer.params.* optimizer.type=Adam* scheduler.* data_types.* checkpoint.* seed=*
-    bf16.* zero_optimization.overlap_comm=* zero_optimization.contiguous_gradients=* zero_optimization.round_robin_gradients=*
-    zero_optimization.*=auto zero_optimization.stage3_gather_16bit_weights_on_model_save=* zero_allow_untested_optimizer=*
-    zero_optimization.offload_*.device=none
-"""
-_OF_ACCELERATE = """
-    #* compute_environment=* debug=* machine_rank=* main_process_* main_training_function=* rdzv_* same_network=* tpu_*
-    downcast_bf16=* use_cpu=* enable_cpu_affinity=* deepspeed_config=* dynamo_config.*=no fsdp_config.fsdp_cpu_ram_efficient_loading=*
-    fsdp_config.fsdp_sync_module_states=* fsdp_config.fsdp_transformer_layer_cls_to_wrap=* fsdp_config.fsdp_use_orig_params=*
-    fsdp_config.fsdp_offload_params=False fsdp_config.fsdp_sharding_strategy=FULL_SHARD
-    fsdp_config.fsdp_forward_prefetch=* fsdp_config.fsdp_backward_prefetch=BACKWARD_PRE
-"""
 _FILLED_IN = "auto"
 """What stands in a file where the training script fills the value in: it says nothing."""
 _NOTHING: tuple[Any, ...] = (None, False, [], "", "none", _FILLED_IN)
@@ -70,24 +48,9 @@ _NOTHING: tuple[Any, ...] = (None, False, [], "", "none", _FILLED_IN)
 FRAMEWORKS = {
     MEGATRON: Framework("Megatron-LM", "megatron.args", (), "megatron-bf16"),
     NEMO: Framework("NeMo Megatron Bridge", "megatron_bridge.yaml", ("model", "train"), "megatron-bf16"),
-    TORCHTITAN: Framework(
-        "torchtitan",
-        "torchtitan.toml",
-        ("training", "parallelism"),
-        f"fsdp2-mixed+{COMPILE}",
-        harmless=tuple(_OF_TITAN.split()),
-    ),
-    DEEPSPEED: Framework(
-        "DeepSpeed", "deepspeed.json", ("zero_optimization",), "deepspeed-bf16", True, tuple(_OF_DEEPSPEED.split())
-    ),
-    ACCELERATE: Framework(
-        "Hugging Face Accelerate",
-        "accelerate.yaml",
-        ("fsdp_config",),
-        "fsdp2-bf16-reduce",
-        True,
-        tuple(_OF_ACCELERATE.split()),
-    ),
+    TORCHTITAN: Framework("torchtitan", "torchtitan.toml", ("training", "parallelism"), f"fsdp2-mixed+{COMPILE}"),
+    DEEPSPEED: Framework("DeepSpeed", "deepspeed.json", ("zero_optimization",), "deepspeed-bf16", True),
+    ACCELERATE: Framework("Hugging Face Accelerate", "accelerate.yaml", ("fsdp_config",), "fsdp2-bf16-reduce", True),
 }
 _SCRIPT = re.compile(r"^# ([a-z_]+): (.+)$", re.MULTILINE)
 """A comment of a file about what the training script decides."""
@@ -307,13 +270,11 @@ def read_file(said: ConfigurationFile) -> Configuration | None:
             file=file,
             fix='add a line "# model: llama-3.1-8b", or in JSON "trioflow": {"model": "llama-3.1-8b"}',
         )
-    keys = {name for one in list_keys(framework) for name in one.key.split(" ")}
+    keys = [name for one in list_keys(framework) for name in one.key.split(" ")]
     unknown = [
         key
         for key, value in flat.items()
-        if key not in keys
-        and value not in _NOTHING
-        and not any(fnmatchcase(f"{key}={value}", pattern) for pattern in FRAMEWORKS[framework].harmless)
+        if key not in keys and value not in _NOTHING and not any(fnmatchcase(f"{key}={value}", one) for one in keys)
     ]
     found = _settle(known, model)
     casts = "arithmetic" in known if framework == DEEPSPEED else framework == TORCHTITAN
