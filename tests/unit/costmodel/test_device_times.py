@@ -4,15 +4,24 @@ Single operators of NeuSight's layout.
 """
 
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 from msgspec import structs
 from trioflow.base.errors import InputError, PlatformError
-from trioflow.costmodel.choices import load_overrides, nearest_model, prepare_device_times, times_interval
+from trioflow.costmodel.choices import (
+    choose_operator_model,
+    load_overrides,
+    nearest_model,
+    prepare_device_times,
+    times_interval,
+)
 from trioflow.costmodel.fits.operators import fit_device_model
+from trioflow.costmodel.new_gpu.rules import TENSOR_CLASSES
 from trioflow.costmodel.operators.curves import sized_rows
-from trioflow.hardware.machine import find_device
+from trioflow.costmodel.operators.model import load_shipped_models
+from trioflow.hardware.machine import find_device, load_device
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace
 from trioflow_evaluation.fits.operators import DATASET, load_benchmarks
@@ -198,6 +207,33 @@ def test_the_nearest_model_is_that_of_the_same_chip(a100):
     assert nearest_model(models, find_device("NVIDIA A100-SXM4-40GB"), "fp32") == "a100"
     assert nearest_model(models, find_device("NVIDIA H200"), "bf16") == "h100"
     assert nearest_model({"cpu": models["cpu"]}, find_device("NVIDIA H200"), "bf16") is None
+
+
+@pytest.mark.parametrize("name", ["a100-sxm4-80gb", "h100-sxm"])
+def test_faster_tensor_cores_slow_nothing_that_runs_beside_them(name):
+    """The nearest GPU by their peak was another one's: bert's optimizer loop took 1.4 times as long on a faster GPU."""
+    sheet, step = load_device(name), make_step(640, 4).assign(kind="compute", cpu_ns=0)
+    beside = ~sized_rows(step)["operator_class"].isin(TENSOR_CLASSES).to_numpy()
+    times = []
+    for scale in (1.0, 1.5, 2.5, 4.0):
+        peaks = {
+            p: rate * (scale if sheet.runs_on_tensor_cores(p) else 1.0) for p, rate in sheet.peak_flop_per_s.items()
+        }
+        faster = replace(sheet, name="own", driver_names=("Own GPU",), chip="Own", peak_flop_per_s=peaks)
+        model = choose_operator_model(load_shipped_models(), faster, "bf16", on_gpu=True).model
+        times.append(model.predict(step)["time_s"][beside].to_numpy())
+    assert len(times[0]) and all(one == pytest.approx(times[0]) for one in times)
+
+
+def test_an_optimizer_s_loop_runs_the_kernels_of_forward():
+    """On the H100 each took the 34 us of kernels that update many parameters at once, a view too."""
+    step = make_step(640, 4).assign(kind="compute", cpu_ns=0)
+    step = step[sized_rows(step)["operator_class"].isin(["elementwise", "view"]).to_numpy()]
+    assert set(sized_rows(step)["operator_class"]) >= {"elementwise"}
+    for model in load_shipped_models().values():
+        if model.sheet is not None:
+            forward, optimizer = (model.predict(step.assign(phase=phase)) for phase in ("forward", "optimizer"))
+            assert optimizer["time_s"].tolist() == forward["time_s"].tolist()
 
 
 def test_a_gpu_never_gets_a_processors_model(a100):

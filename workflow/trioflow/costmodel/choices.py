@@ -539,10 +539,10 @@ def choose_operator_model(
             own: RowModel = model if sheet is None else in_precision(model, sheet, precision, causal, kernel)
             return DeviceTimes([], own, f"{name} ({own.method})")
     if sheet is not None:
-        nearest = nearest_model(models, sheet, precision)
+        # Products on tensor cores come from a table; what is carried over is the rest.
+        elsewhere = FALLBACK_PRECISION if sheet.runs_on_tensor_cores(precision) else precision
+        nearest = nearest_model(models, sheet, elsewhere)
         if nearest is not None:
-            # Products on tensor cores come from a table; what is carried over is the rest.
-            elsewhere = FALLBACK_PRECISION if sheet.runs_on_tensor_cores(precision) else precision
             derived = derive_operator_model(models[nearest], sheet, precision=elsewhere)
             carried = in_precision(derived, sheet, precision, causal, kernel)
             found = DeviceTimes([], carried, f"{nearest} ({carried.method})")
