@@ -225,15 +225,14 @@ def test_faster_tensor_cores_slow_nothing_that_runs_beside_them(name):
     assert len(times[0]) and all(one == pytest.approx(times[0]) for one in times)
 
 
-def test_an_optimizer_s_loop_runs_the_kernels_of_forward():
+def test_an_optimizer_s_loop_runs_the_kernels_of_forward_where_only_others_were_measured():
     """On the H100 each took the 34 us of kernels that update many parameters at once, a view too."""
     step = make_step(640, 4).assign(kind="compute", cpu_ns=0)
     step = step[sized_rows(step)["operator_class"].isin(["elementwise", "view"]).to_numpy()]
     assert set(sized_rows(step)["operator_class"]) >= {"elementwise"}
-    for model in load_shipped_models().values():
-        if model.sheet is not None:
-            forward, optimizer = (model.predict(step.assign(phase=phase)) for phase in ("forward", "optimizer"))
-            assert optimizer["time_s"].tolist() == forward["time_s"].tolist()
+    model = load_shipped_models()["h100-sxm"]
+    forward, optimizer = (model.predict(step.assign(phase=phase)) for phase in ("forward", "optimizer"))
+    assert optimizer["time_s"].tolist() == forward["time_s"].tolist()
 
 
 def test_a_gpu_never_gets_a_processors_model(a100):

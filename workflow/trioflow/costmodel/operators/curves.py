@@ -563,8 +563,11 @@ ANY = "*"
 _ALIKE = {**dict.fromkeys(PRODUCT_CLASSES, ("gemm",)), "reshape": ("memory",)}
 """Which class works most alike: a convolution is computed as a matrix product, a reshape that moves bytes is a copy."""
 
-_OTHER_PHASES = {"forward": ("backward",), "backward": ("forward",), "optimizer": ("forward", "backward")}
-"""An optimizer's loop runs the same kernels; its classes of its own (``optimizer``) have curves of their own."""
+_OTHER_PHASE = {"forward": "backward", "backward": "forward"}
+"""An optimizer's operators are smaller than either's, which a curve's constant would be wrong for."""
+
+_MANY_AT_ONCE = ("optimizer", "optimizer")
+"""Kernels that update many parameters at once; where they alone were measured, they say nothing of an optimizer's loop."""
 
 Key = tuple[str, str]
 Flags = npt.NDArray[np.bool_]
@@ -602,15 +605,17 @@ def lookup_order(operator_class: str, phase: str) -> Iterator[Key]:
 
 
 def find_class(curves: Mapping[Key, ClassCurve], operator_class: str, phase: str) -> tuple[Key, ClassCurve]:
-    """Return the curve of a class or of the one most alike, in its phase, then in others, then of ever wider ones.
+    """Return the curve of a class or of the one most alike, in its phase, then in the other, then of ever wider ones.
 
     On the public steps of three GPUs a class's curve of the other phase misses an operator by 28 % in the median, that
     of all classes in its own phase by 49 %. Raises InputError when not even the curve of everything is there.
     """
     base = base_class(operator_class)
     names = (operator_class, base, *_ALIKE.get(base, ()))
-    phases = (phase, *_OTHER_PHASES.get(phase, ()))
-    for key in (*((n, p) for p in phases for n in names), (ANY, phase), (ANY, ANY)):
+    alone = phase in _MANY_AT_ONCE and _MANY_AT_ONCE in curves and curves[_MANY_AT_ONCE].rows == curves[ANY, phase].rows
+    phases = (phase, "forward" if alone else _OTHER_PHASE.get(phase, phase))
+    wider = ((ANY, ANY),) if alone else ((ANY, phase), (ANY, ANY))
+    for key in (*((n, p) for p in phases for n in names), *wider):
         if key in curves:
             return key, curves[key]
     raise InputError(f"the cost model has no curve for {operator_class} in {phase}", fix="fit the model again")
