@@ -17,7 +17,7 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.base.errors import InputError
-from trioflow.base.provenance import PACKAGE, atomic_path, read_table, stamp
+from trioflow.base.provenance import PACKAGE, atomic_path, digest_file, read_table, stamp
 from trioflow.export.step_files import write_perfetto
 from trioflow.report import figures, sections, style
 from trioflow.report.attribution_section import (
@@ -208,7 +208,7 @@ def build_report(
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as name:
         draft = Path(name)
-        facts = stamp(files=inputs.digest_files())
+        facts = stamp(files={"/".join(file.parts[-3:]): digest_file(file)[:16] for file in inputs.files})
         tables.write_table(errors, "errors", draft / "error.parquet", facts)
         places = _draw_figures(inputs, errors, draft)
         page = _compose_report(inputs, errors, metrics, places)

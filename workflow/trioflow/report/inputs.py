@@ -9,7 +9,7 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.base.errors import InputError
-from trioflow.base.provenance import digest_file, read_json
+from trioflow.base.provenance import read_json
 from trioflow.costmodel.collectives.model import CollectiveCostModel, load_collective_model
 from trioflow.report.attribution import ATTRIBUTION, CAUSES
 from trioflow.trace.facts import Facts
@@ -59,10 +59,6 @@ class ReportInputs:
     summaries: dict[str, dict[str, Any]]  # ``summary.json`` by experiment
     traces: dict[str, Facts]  # by trace
     files: list[Path]  # all files read
-
-    def digest_files(self) -> dict[str, str]:
-        """Return the SHA-256 (first 16 digits) of every file by folder and name."""
-        return {"/".join(file.parts[-3:]): digest_file(file)[:16] for file in self.files}
 
     @property
     def plan_kinds(self) -> dict[str, str]:

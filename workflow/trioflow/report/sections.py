@@ -545,7 +545,7 @@ def render_collectives(inputs: ReportInputs) -> str:
             "message",
             "smallest to largest",
             "bytes as in the task table",
-            _sizes_cell,
+            lambda sizes: Cell(f"{format_bytes(sizes[0])} to {format_bytes(sizes[-1])}", float(sizes[-1])),
             lambda one: one[1].message_bytes,
         ),
         numbers("rounds", "", "samples of each size", _rounds_cell, lambda one: one[1].repeats),
@@ -579,10 +579,6 @@ def render_collectives(inputs: ReportInputs) -> str:
     if left_out is not None:
         text += f" At sizes left out of it, it misses by {write_percent(left_out)} on average."
     return render_paragraph(text) + render_records(sorted(model.curves.items()), fields, "Collectives")
-
-
-def _sizes_cell(sizes: Sequence[float]) -> Cell:
-    return Cell(f"{format_bytes(sizes[0])} to {format_bytes(sizes[-1])}", float(sizes[-1]))
 
 
 def _rounds_cell(repeats: Iterable[int]) -> Cell:

@@ -182,10 +182,6 @@ def render_summary(activity: pd.DataFrame, timestamps: pd.DataFrame, analytical:
 
 def render_activity(activity: pd.DataFrame) -> str:
     """Return a row for every rank."""
-
-    def thin_cell(value: float) -> Cell:
-        return Cell(write_percent(value, 4), value)
-
     heads = (
         ("measured", "step", "time", "step_s"),
         ("simulated", "step", "time", "simulated_s"),
@@ -197,7 +193,7 @@ def render_activity(activity: pd.DataFrame) -> str:
         ("matched", "events", "count", "matched"),
         ("matched", "of their time", "percent", "matched_time"),
         ("profiler", "slows by", "signed", "profiler_slowdown"),
-        ("marks", "slow by", thin_cell, "mark_slowdown"),
+        ("marks", "slow by", lambda value: Cell(write_percent(value, 4), value), "mark_slowdown"),
     )
     fields = [
         words(

@@ -198,11 +198,6 @@ class PublishedDevice:
     folder: Path
     _fitted: dict[tuple[str, str], OperatorCostModel] = field(default_factory=dict, repr=False, compare=False)
 
-    @property
-    def sheet_name(self) -> str:
-        """Name of the device's sheet, and of the folder of its shipped model."""
-        return find_device(self.name).name
-
     def benchmarks(self) -> pd.DataFrame:
         """Return the single operators."""
         return load_benchmarks(self.folder, self.name)
@@ -294,7 +289,7 @@ def build_operator_models(data_folder: str | Path, output: str | Path) -> list[P
     for device in load_published(data_folder):
         model, _ = fit_device_model(device.traces, device.limits, benchmarks=device.benchmarks())
         facts = {**model.facts, "sources": device.sources()}
-        path = Path(output) / device.sheet_name / _MODEL_FILE
+        path = Path(output) / find_device(device.name).name / _MODEL_FILE
         structs.replace(model, facts=facts).save(path)
         written.append(path)
     return written

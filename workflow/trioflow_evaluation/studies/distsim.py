@@ -98,11 +98,6 @@ def name_plan(row: Any) -> str:
     return f"{row['tensor']}M{row['pipeline']}P{row['data']}D"
 
 
-def order_plans(rows: pd.DataFrame) -> list[str]:
-    """Return the names of the plans at one speed of the network, the fastest first; ties as they come."""
-    return [name_plan(row) for row in tables.records(rows.sort_values("step_time_s", kind="stable"))]
-
-
 def study_distsim_search(table: str | Path, figure: str | Path) -> None:
     """Write the table (``SWEEP_RESULTS``), and the figure (no suffix) as SVG and PNG."""
     rows = predict_distsim()

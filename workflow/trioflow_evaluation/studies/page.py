@@ -236,7 +236,7 @@ def _render_speedups(rows: pd.DataFrame, graph: str) -> str:
 
 def render_distsim(rows: pd.DataFrame) -> tuple[str, str]:
     """Return question, answer, tables and assumptions of DistSim's search (``SWEEP_RESULTS`` of ``predict_distsim``)."""
-    best, worst = (_name_published(one) for one in (distsim.BEST, distsim.WORST))
+    best, worst = (distsim.name_plan(one._asdict()) for one in (distsim.BEST, distsim.WORST))
     words = (
         f"DistSim (CF 2023) searched 15 plans of a 48-layer BERT, global batch {distsim.BATCH}, on 4 nodes of 4 A10. Best "
         f"{best} with {distsim.BEST.predicted_per_s:g} steps/s predicted and {distsim.BEST.measured_per_s:g} measured; worst {worst} "
@@ -282,7 +282,10 @@ def _answer_distsim(rows: pd.DataFrame) -> str:
 
 def _list_orders(rows: pd.DataFrame) -> list[tuple[float, list[str], float, list[int]]]:
     """Return by speed of the network the plans' order, the last over the first, and the places of DistSim's best and worst."""
-    orders = {scale: distsim.order_plans(case) for scale, case in rows.groupby("communication_scale")}
+    orders = {  # of each speed of the network, the fastest first; ties as they come
+        scale: [distsim.name_plan(row) for row in records(case.sort_values("step_time_s", kind="stable"))]
+        for scale, case in rows.groupby("communication_scale")
+    }
     ratios = rows.groupby("communication_scale")["step_time_s"].agg(lambda steps_s: steps_s.max() / steps_s.min())
     published = [distsim.name_plan(one._asdict()) for one in (distsim.BEST, distsim.WORST)]
     return [
@@ -310,10 +313,6 @@ def _render_orders(rows: pd.DataFrame) -> str:
         ),
     ]
     return render_records(_list_orders(rows), fields, "First and last plan at each speed of the network")
-
-
-def _name_published(plan: distsim.PublishedPlan) -> str:
-    return distsim.name_plan(plan._asdict())
 
 
 def _render_answer(question: str, answer: str, words: str) -> str:
