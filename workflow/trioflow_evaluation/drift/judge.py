@@ -446,7 +446,7 @@ _HALVES = (
     f"step to 0.005 % (a test). Aims: the median within {write_percent(_MEDIAN_AIM, 0)}, the other quantiles within {write_percent(_QUANTILE_AIM, 0)}."
 )
 _CAUSES = (
-    "The median step beside an ideal one: each pass takes the mean of its phase over stages, ranks and steps, each exchange "
+    "The median step beside an ideal one: each pass takes the mean of its phase over stages, ranks and steps, each collective "
     "and the host the median of its kind. What a part costs is its Shapley value, so parts sum to the whole slowdown. The "
     "authors say what is wrong with the jobs: in AR they slowed one rank down, ST's last stage is too long."
 )
@@ -502,12 +502,11 @@ def _render_halves(judged: pd.DataFrame) -> str:
         words("job", "", "", "job"),
         words("predicted from", "", "steps that the prediction may see", "seen"),
         numbers("steps", "", "predicted", "count", "steps"),
-        words("method", "", "", "method"),
         *errors,
         numbers("distance", "KS", "of both distributions", "short", "distance"),
     ]
-    ours = judged["method"] == JOINT
-    others = render_records(judged[~ours], fields, "Other methods, for comparison")
+    ours, method = judged["method"] == JOINT, words("method", "", "", "method")
+    others = render_records(judged[~ours], [*fields[:3], method, *fields[3:]], "Other methods, for comparison")
     return render_records(judged[ours], fields, "A step's parts sampled together") + render_details(
         "Other methods, for comparison", others
     )
