@@ -190,9 +190,10 @@ def _find_wrong(column: pa.ChunkedArray, field: pa.Field) -> tuple[int, str]:
         return row, f"{texts.tolist()[row]!r} is not one of {words}" if row >= 0 else ""
     if (field.name.endswith(_NOT_NEGATIVE) and field.type in (INT, FLOAT)) or (field.nullable and field.type == INT):
         numbers = read_arrow_column(column)
-        wrong = ~(numbers >= 0) & column.is_valid().to_numpy() if column.null_count else ~(numbers >= 0)
-        row = _first(wrong)
-        return row, f"{numbers[row]} is negative or not a number" if row >= 0 else ""
+        wrong = ~(numbers >= 0)  # missing ones too
+        if wrong.sum() > column.null_count:  # asked first: to_numpy imports pandas
+            row = _first(wrong & column.is_valid().to_numpy())
+            return row, f"{numbers[row]} is negative or not a number"
     return -1, ""
 
 
