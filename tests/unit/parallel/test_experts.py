@@ -1,13 +1,19 @@
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 from trioflow import predict
 from trioflow.base.errors import InputError, PlanError
 from trioflow.costmodel.features import resize_batch
 from trioflow.formats.megatron import parse_arguments, read_megatron
+from trioflow.network.across_nodes import open_platform
+from trioflow.parallel.extrapolate import NoRoomError
+from trioflow.parallel.memory.peak import count_needed, count_wanted
 from trioflow.parallel.plan import describe_plan, make_plan
+from trioflow.parallel.programs.staged import StagedRank
 from trioflow.parallel.reference import predict_operator_times
 from trioflow.parallel.splits.pipeline import find_gradients, list_parameters
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
@@ -24,7 +30,8 @@ from trioflow.parallel.splits.tensor_split import (
     set_routing,
     spread_tokens,
 )
-from trioflow.prediction.question import time_operators
+from trioflow.prediction.assembly import prepare_step
+from trioflow.prediction.question import resolve, time_operators
 from trioflow.trace.language import make
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 from trioflow.trace.store import tensor_bytes
@@ -169,6 +176,30 @@ def test_ranks_that_share_experts_fold_exactly(degrees, times):
     whole = predict(times, plan, "dgx-h100", fold=False)
     assert folded.step_time_s == whole.step_time_s
     assert folded.peak_memory_bytes == whole.peak_memory_bytes
+
+
+@pytest.mark.parametrize("sharding", ["distributed", "fsdp"])
+def test_micro_batches_with_experts_are_repeated_as_they_would_be_written(monkeypatch, sharding, times):
+    degrees = {"data": 4, "expert": 2, "pipeline": 2, "schedule": "1f1b", "micro_batches": 6, "sharding": sharding}
+    ask = partial(predict, times, make_plan(**degrees), "dgx-h100", batch=24)
+    repeated = ask().task_graph
+    monkeypatch.setattr(StagedRank, "repeats", False)
+    written = ask().task_graph
+    pd.testing.assert_frame_equal(repeated.tasks, written.tasks)
+    pd.testing.assert_frame_equal(repeated.dependencies, written.dependencies)
+    assert repeated.metadata.memory == written.metadata.memory
+
+
+def test_a_plan_that_must_fit_is_refused_with_what_its_ranks_hold(times):
+    platform = open_platform("dgx-h100", 4)
+    small = replace(platform, device=platform.device.keep_free(0.97))
+    question = resolve(times, make_plan(data=4, expert=2), small, batch=8)
+    step = prepare_step(question)
+    assert step.fits_memory is False
+    with pytest.raises(NoRoomError) as refusal:
+        prepare_step(question, must_fit=True)
+    assert max(map(count_wanted, refusal.value.memory)) == step.wanted_bytes
+    assert count_needed(refusal.value.memory) == step.needed_bytes
 
 
 def test_megatron_arguments_say_whether_exchanges_run_beside():
