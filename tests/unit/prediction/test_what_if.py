@@ -166,7 +166,7 @@ def test_the_command_draws_what_python_draws_and_nothing_without(capsys) -> None
     assert told["draws"] == predict(TRACE, named_plan("ddp", 4), PLATFORM, draws=20, seed=5).draws.to_dict()
     assert main([*words, "--draws", "20"]) == 0
     text = capsys.readouterr().out
-    assert "drawn" in text
+    assert "sampled" in text
     assert "of its exchanges" in text
     assert main([*words, "--json"]) == 0
     assert "draws" not in json.loads(capsys.readouterr().out)

@@ -364,7 +364,7 @@ def test_draws_decide_the_order_where_they_are_asked_for(cache: PredictionCache)
 def test_the_command_says_how_often_the_first_wins_by_drift(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["search", TRACE, "--ranks", "2", "--platform", "dgx-h100", "--batch", "16"]
     assert main([*words, "--top", "2", "--draws", "20"]) == 0
-    assert "% of the draws" in capsys.readouterr().out
+    assert "% of samples" in capsys.readouterr().out
     assert main([*words, "--draws", "-3"]) == 2
 
 
