@@ -79,6 +79,17 @@ def test_a_network_is_built_from_its_configuration(kind, tmp_path):
     assert facts.step_time_s == 0
 
 
+@pytest.mark.parametrize(("precision", "width"), [("fp32", 4), ("bf16", 4), ("fsdp2-mixed", 2)])
+def test_products_of_all_experts_at_once_are_read_in_any_precision(precision, width, tmp_path):
+    """Autocast leaves them in their weights' type: 16 tokens to 8 experts each, of which 64 weights are read."""
+    file = write(tmp_path, "olmoe", num_hidden_layers=1)
+    operators = load_trace(file, precision=precision, sequence=16).operators
+    first = operators[operators["name"] == "aten::_grouped_mm"].iloc[0]
+    rows, hidden, inner = 16 * 8, 2048, 2 * 2048
+    assert first["flop"] == 2 * rows * hidden * inner
+    assert first["read_bytes"] == pytest.approx(width * (rows * hidden + 64 * hidden * inner), rel=1e-4)
+
+
 @pytest.mark.parametrize("plan", ["ddp", "fsdp"])
 def test_any_plan_takes_a_network_as_it_is_by_default(plan, tmp_path):
     """Under autocast, each GPU its part of the batch at once; fully_shard's own recipe would refuse DDP."""

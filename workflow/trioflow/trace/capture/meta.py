@@ -55,6 +55,7 @@ from trioflow.trace.tensors import TensorRef
 from trioflow.trace.workloads.build import build_workload, choose_optimizer, choose_precision
 
 _DEVICE = torch.ops.prim.device.default
+_GROUPED = torch.ops.aten._grouped_mm.default
 _HAND_OVER = "PythonDispatchMode"
 """What the profiler calls PyTorch's hand-over of a call to fake tensors."""
 _FAKE, _NOTE = "trioflow: fake call", "trioflow: tensors of fake call "
@@ -121,6 +122,9 @@ class NotingFakeMode(FakeTensorMode):  # type: ignore[misc]  # mypy does not rea
                 f"more than {self.most_calls // 2:,} operators a step: it loops over tokens, which real runs do in one kernel",
                 fix="capture the model on a GPU with that kernel: trioflow capture module:function",
             )
+        if func is _GROUPED and args[0].dtype is not torch.bfloat16:  # PyTorch's rule for its shape knows bf16 alone
+            halves = [tensor.to(torch.bfloat16) for tensor in args[:2]]
+            return super().__torch_dispatch__(func, types, (*halves, *args[2:]), kwargs).to(args[0].dtype)
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except DataDependentOutputException:
