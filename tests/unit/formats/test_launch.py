@@ -124,6 +124,8 @@ converters = CONVERTERS
 [training]
 local_batch_size = 1
 seq_len = 8192
+[activation_checkpoint]
+mode = "none"
 [parallelism]
 data_parallel_shard_degree = -1
 """
@@ -133,7 +135,8 @@ def test_torchtitan_s_usual_recipe_is_fsdp_s_and_what_is_not_followed_is_said():
     found = parse_configuration(TITAN_FILE.replace("CONVERTERS", "[]"), "train.toml")
     assert (found.step["precision"], found.degrees["sharding"], found.notes) == ("fsdp2-mixed", "fsdp", ())
     typo = TITAN_FILE.replace("CONVERTERS", '["float8"]') + "tensor_parallel_degre = 4\n"
-    (note,) = parse_configuration(typo, "train.toml").notes
+    note, unsaid = parse_configuration(typo.replace('mode = "none"\n', ""), "train.toml").notes
+    assert "activation_checkpoint.mode is not in the file" in unsaid
     assert "model.converters" in note and "(did you mean parallelism.tensor_parallel_degree?)" in note
 
 

@@ -55,6 +55,10 @@ FRAMEWORKS = {
 _SCRIPT = re.compile(r"^# ([a-z_]+): (.+)$", re.MULTILINE)
 """A comment of a file about what the training script decides."""
 _WHOLE = re.compile("-?[0-9]{1,12}", re.ASCII)
+_UNSAID = (
+    "activation_checkpoint.mode is not in the file: nothing is recomputed here, while torchtitan's own default is"
+    " selective (what it recomputes depends on its version)"
+)
 _TEXTS = ("name", "parts")
 """Fields without words of their own that are no whole numbers."""
 
@@ -281,7 +285,8 @@ def read_file(said: ConfigurationFile) -> Configuration | None:
     usual = {"precision": FRAMEWORKS[framework].recipe.partition("+")[0]}
     if not casts or (framework == TORCHTITAN and found.degrees["sharding"] == "none"):  # fully_shard casts
         usual = {}
-    return replace(found, step={**usual, **found.step}, notes=tuple(note_unknown(unknown, keys)))
+    notes = [*note_unknown(unknown, keys), *([_UNSAID] if framework == TORCHTITAN and "recompute" not in known else [])]
+    return replace(found, step={**usual, **found.step}, notes=tuple(notes))
 
 
 def _from_bridge(flat: Mapping[str, Any], file: str) -> dict[str, Any]:
