@@ -218,11 +218,13 @@ def _render_breakdown(breakdown: pd.DataFrame, step_s: float) -> str:
             continue
         if way == "module":
             rows.sort(key=lambda row: -row["compute_s"])
-        fields = [words(str(way), "", meaning["name"], lambda row: row["name"] or "(outside)")]
-        fields += [
-            Field(title, "", meaning[name], partial(_breakdown_cell, name, step_s), number=name != "output_shapes")
-            for name, title in _BREAKDOWN.items()
-            if any(row[name] for row in rows)
+        fields = [
+            words(str(way), "", meaning["name"], lambda row: row["name"] or "(outside)"),
+            *(
+                Field(title, "", meaning[name], partial(_breakdown_cell, name, step_s), number=name != "output_shapes")
+                for name, title in _BREAKDOWN.items()
+                if any(row[name] for row in rows)
+            ),
         ]
         several = any(row["ranks"] > 1 for row in rows)
         caption = f"Breakdown by {way}{', mean of its ranks' if several else ''}"
@@ -257,8 +259,7 @@ def _render_links_used(links: pd.DataFrame, step_s: float) -> str:
         ("flows", "at once, at most", "count", "peak_flows"),
         ("bandwidth", "", lambda rate: Cell(f"{format_bytes(rate)}/s", float(rate)), "bandwidth_bytes_per_s"),
     )
-    fields = [words("link", "", meaning["link"], "link")]
-    fields += list_numbers(meaning, rows)
+    fields = [words("link", "", meaning["link"], "link"), *list_numbers(meaning, rows)]
     return render_records(records(used.head(MOST_ROWS)), fields, _count_shown("Links", len(used)))
 
 
@@ -381,8 +382,7 @@ def render_experiments(errors: pd.DataFrame, cancelled: Mapping[str, str]) -> st
         return Cell(text, html=f'<a href="#timeline-{escape(text)}">{escape(text)}</a>')
 
     def error(row: Mapping[Any, Any]) -> Cell:
-        outside = not row["low_s"] <= row["measured_s"] <= row["high_s"]
-        mark = " \u2020" if outside else ""
+        mark = "" if row["low_s"] <= row["measured_s"] <= row["high_s"] else " \u2020"
         text, parts = (write_signed_percent(row["relative_error"]), cancelled.get(row["experiment"], ""))
         return Cell(text + mark, float(row["relative_error"]), parts)
 
@@ -462,8 +462,7 @@ def render_metrics(metrics: pd.DataFrame) -> str:
 
 
 def _name_group(row: Mapping[str, Any]) -> Cell:
-    grouping = "" if row["grouping"] == "all" else str(row["grouping"])
-    return Cell(str(row["group"]), detail=grouping)
+    return Cell(str(row["group"]), detail="" if row["grouping"] == "all" else str(row["grouping"]))
 
 
 def render_traces(traces: Mapping[str, Facts]) -> str:
@@ -525,8 +524,7 @@ def render_operator_fit(fit: pd.DataFrame) -> str:
             "held-out error", "mean absolute", meaning["held_out_absolute_error"], "percent", "held_out_absolute_error"
         ),
     ]
-    order = ["time_share", "operator_class", "phase"]
-    rows = fit.sort_values(order, ascending=[False, True, True]).to_dict("records")
+    rows = fit.sort_values(["time_share", "operator_class", "phase"], ascending=[False, True, True])
     return render_records(rows, fields, "Operator regressions")
 
 
@@ -662,5 +660,4 @@ _GLOSSARY = {
 
 def render_glossary() -> str:
     """Return the meaning of the words and of every metric."""
-    text = render_definitions(_GLOSSARY.items())
-    return text + "<h3>Accuracy</h3>" + render_definitions(METRICS.items())
+    return render_definitions(_GLOSSARY.items()) + "<h3>Accuracy</h3>" + render_definitions(METRICS.items())

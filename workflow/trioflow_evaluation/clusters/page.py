@@ -204,8 +204,7 @@ def _predict_judged(steps: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, NDArra
     """Return the runs that are judged, and their steps by each way [s]; the ways learn from those fitted on, too."""
     after = steps[steps["set"] != BEFORE]
     judged = (after["set"] == RAN).to_numpy()
-    ways = {way: step_s[judged] for way, step_s in predict_steps(after).items()}
-    return after[judged], ways
+    return after[judged], {way: step_s[judged] for way, step_s in predict_steps(after).items()}
 
 
 def _judge_steps(steps: pd.DataFrame) -> list[Reached]:
@@ -318,14 +317,14 @@ _PEAK_AIM = 0.05
 def score_peaks(cases: pd.DataFrame) -> pd.DataFrame:
     """Return ``median_error``, ``error_90``, ``most`` (absolute) and ``bias`` (signed median) of peaks, by groups of cases."""
     predicted = cases[cases["refused"] == ""]
-    groups = [("all that are predicted", predicted)]
-    groups += [(f"attention {kind}", rows) for kind, rows in predicted.groupby("attention")]
-    for degree in sorted(int(n) for n in predicted["pipeline"].unique()):
-        name = f"{degree} stages" if degree > 1 else "one stage"
-        groups.append((name, predicted[predicted["pipeline"] == degree]))
-    groups += [(f"tensor degree {t}", rows) for t, rows in predicted.groupby("tensor")]
-    groups += [(str(device).upper(), rows) for device, rows in predicted.groupby("device")]
-    groups.append(("some arguments not followed", predicted[predicted["not_followed"] != ""]))
+    groups = [
+        ("all that are predicted", predicted),
+        *((f"attention {kind}", rows) for kind, rows in predicted.groupby("attention")),
+        *(("one stage" if n == 1 else f"{n} stages", rows) for n, rows in predicted.groupby("pipeline")),
+        *((f"tensor degree {t}", rows) for t, rows in predicted.groupby("tensor")),
+        *((str(device).upper(), rows) for device, rows in predicted.groupby("device")),
+        ("some arguments not followed", predicted[predicted["not_followed"] != ""]),
+    ]
     return evaluate(((name, rows) for name, rows in groups if len(rows)), quantity="{}_bytes")
 
 
@@ -442,14 +441,20 @@ def build_clusters_page(memory: str | Path, steps: str | Path, peaks: str | Path
         Section("memory", "Memory of the runs, and who survives", [_render_survival(cases)]),
         peaks_section(tests),
     ]
-    schemas = {"cluster_memory": CLUSTER_MEMORY, "cluster_steps": CLUSTER_STEPS, "cluster_peaks": CLUSTER_PEAKS}
     found = ", ".join(
         f"{line.headline} {line.write_value()}" for line in lines if line.headline and line.aim is not None
     )
-    reached = count_reached(line.reached for line in lines)
-    made_from, files = " from nanotron's own table of runs", [memory, steps, peaks]
-    verdict = f"{reached} {found[:1].upper()}{found[1:]}."
-    write_page(page, Page(TITLE, content, _LEAD, made_from, verdict, _WORDS, schemas, files))
+    made = Page(
+        TITLE,
+        content,
+        _LEAD,
+        made_from=" from nanotron's own table of runs",
+        verdict=f"{count_reached(line.reached for line in lines)} {found[:1].upper()}{found[1:]}.",
+        words=_WORDS,
+        schemas={"cluster_memory": CLUSTER_MEMORY, "cluster_steps": CLUSTER_STEPS, "cluster_peaks": CLUSTER_PEAKS},
+        files=[memory, steps, peaks],
+    )
+    write_page(page, made)
 
 
 def render_aims(lines: Sequence[Reached]) -> str:
@@ -497,8 +502,11 @@ def _render_choice(cases: pd.DataFrame) -> str:
         "are fitted on nine tenths of these very runs, the constant MFU on the runs that may be fitted on."
     )
     shown = ("median_error", "fast_error", "mean_error", "within_20", "in_order")
-    table = render_scores(scores, "Methods to predict a step", shown, "way")
-    return render_paragraph(text) + table + _render_cells(cells, ways)
+    return (
+        render_paragraph(text)
+        + render_scores(scores, "Methods to predict a step", shown, "way")
+        + _render_cells(cells, ways)
+    )
 
 
 def _render_cells(cells: pd.DataFrame, ways: list[str]) -> str:
@@ -526,11 +534,10 @@ def _render_crowded(cases: pd.DataFrame) -> str:
     if rows.empty:
         return ""
     factor = (rows["measured_s"] / rows["predicted_s"]).quantile([0.1, 0.5, 0.9])
-    text = (
+    return render_paragraph(
         f"{len(rows)} runs ran although they were less likely to fit than {write_percent(DOUBTED, 0)}. They took {factor[0.5]:.1f} times the "
         f"predicted step (median; {factor[0.1]:.1f} to {factor[0.9]:.1f} in eight of ten). search puts such plans behind the others."
     )
-    return render_paragraph(text)
 
 
 def _render_survival(cases: pd.DataFrame) -> str:
@@ -552,8 +559,9 @@ def _render_survival(cases: pd.DataFrame) -> str:
         numbers("odds", "", "their mean odds", "percent", "odds"),
         numbers("survived", "", "share that came to their end", "percent", "survived"),
     ]
-    table = render_records(tabulate_reliability(judged), bins, "What odds come to")
-    return render_records(score_survival(judged), scores, "Odds of survival") + table
+    return render_records(score_survival(judged), scores, "Odds of survival") + render_records(
+        tabulate_reliability(judged), bins, "What odds come to"
+    )
 
 
 BRIDGE_TITLE = "trioflow: Megatron-Bridge's rates on H100"
@@ -589,9 +597,9 @@ def score_rates(cases: pd.DataFrame) -> pd.DataFrame:
     """
     groups = [("all", cases), *cases.groupby(cases["model"].map(plain_model), sort=True)]
     known = [(str(name), rows[rows["refused"] == ""]) for name, rows in groups]
-    scores = evaluate(known, quantity="{}_tokens_per_s")
-    order = [_share_in_order(rows) for _, rows in known]
-    return scores.assign(cases=[len(rows) for _, rows in groups], in_order=order)
+    return evaluate(known, quantity="{}_tokens_per_s").assign(
+        cases=[len(rows) for _, rows in groups], in_order=[_share_in_order(rows) for _, rows in known]
+    )
 
 
 def _share_in_order(rows: pd.DataFrame) -> float:
@@ -613,9 +621,16 @@ def build_bridge_page(rates: str | Path, page: str | Path) -> None:
         Section("rows", "Every row", [_render_rates(cases)]),
         Section("refused", "Rows that are not predicted", [_render_refused_rates(cases)]),
     ]
-    made_from = " from Megatron-Bridge's own performance pages"
-    schemas = {"cluster_rates": CLUSTER_RATES}
-    write_page(page, Page(BRIDGE_TITLE, content, _BRIDGE_LEAD, made_from, summarize_rates(cases), {}, schemas, [rates]))
+    made = Page(
+        BRIDGE_TITLE,
+        content,
+        _BRIDGE_LEAD,
+        made_from=" from Megatron-Bridge's own performance pages",
+        verdict=summarize_rates(cases),
+        schemas={"cluster_rates": CLUSTER_RATES},
+        files=[rates],
+    )
+    write_page(page, made)
 
 
 def summarize_rates(cases: pd.DataFrame) -> str:
@@ -674,8 +689,7 @@ def write_degrees(row: dict[str, Any]) -> str:
         "expert": "expert",
         "fsdp": "FSDP",
     }
-    said = [f"{text} {row[name]}" for name, text in names.items() if row[name] > 1]
-    return ", ".join(said) or NOTHING
+    return ", ".join(f"{text} {row[name]}" for name, text in names.items() if row[name] > 1) or NOTHING
 
 
 def write_rates_table(cases: pd.DataFrame) -> str:
@@ -689,5 +703,10 @@ def write_rates_table(cases: pd.DataFrame) -> str:
         for why, rows in cases[cases["refused"] != ""].groupby("refused")
     ]
     heads = ("model", "rows", "predicted", "median error", "most", "bias", "covered", "in order")
-    judged = [write_markdown(heads, scores), write_markdown(("not predicted", "rows", "why"), refused, left=(0, 2))]
-    return "\n\n".join([summarize_rates(cases), *judged])
+    return "\n\n".join(
+        [
+            summarize_rates(cases),
+            write_markdown(heads, scores),
+            write_markdown(("not predicted", "rows", "why"), refused, left=(0, 2)),
+        ]
+    )

@@ -225,9 +225,8 @@ def render_timestamps(timestamps: pd.DataFrame) -> str:
             for end in ("start", "end")
         ),
     ]
-    rows = timestamps.to_dict("records")
-    table = render_records(rows, fields, "Starts and ends by rank, stage and micro-batch")
-    return render_details(f"All {len(rows)} forwards, backwards and updates", table)
+    table = render_records(timestamps, fields, "Starts and ends by rank, stage and micro-batch")
+    return render_details(f"All {len(timestamps)} forwards, backwards and updates", table)
 
 
 def describe_causes(activity: pd.DataFrame, timestamps: pd.DataFrame) -> str:
@@ -277,8 +276,7 @@ def render_throughput(rows: pd.DataFrame) -> str:
         "two largest batches, the others are a check. Absolute times are uncalibrated; the normalised curve depends on them only through these "
         "two ratios. Megatron-LM's published curve is not in our data and is not drawn."
     )
-    caption = "GPT 145B, 8M16P1D on 128 GPUs: simulated"
-    return text + render_records(found, fields, caption)
+    return text + render_records(found, fields, "GPT 145B, 8M16P1D on 128 GPUs: simulated")
 
 
 def render_costs(costs: pd.DataFrame) -> str:
@@ -335,8 +333,7 @@ STEP_ERROR, ACTIVITY_ERROR, TIMESTAMP_ERROR = 0.0351, 0.0419, 0.0171
 def draw_errors(rows: pd.DataFrame, label: str, **references: float) -> Figure:
     """Draw signed or absolute errors (``error``) of every experiment by ``who``, DistSim's own on both sides, by what they are."""
     places = [(100 * error, f"{what} of DistSim, on other cases ({error:.2%})") for what, error in references.items()]
-    drawn = rows.assign(error=100 * rows["error"])
-    return draw_lines(drawn, "error", "experiment", "who", label, references=places)
+    return draw_lines(rows.assign(error=100 * rows["error"]), "error", "experiment", "who", label, references=places)
 
 
 def list_activity(activity: pd.DataFrame) -> pd.DataFrame:
@@ -363,10 +360,16 @@ def draw_timestamps(timestamps: pd.DataFrame) -> Figure:
             for end in ("start", "end")
         ]
     )
-    references = [(100 * TIMESTAMP_ERROR, f"largest median of DistSim, on other cases ({TIMESTAMP_ERROR:.2%})")]
-    labels = ("measured instant [%]", "simulated less measured [% of the step]")
     return draw_panels(
-        drawn, "instant", "deviation", "what", "experiment", labels, columns=3, seconds=False, references=references
+        drawn,
+        "instant",
+        "deviation",
+        "what",
+        "experiment",
+        ("measured instant [%]", "simulated less measured [% of the step]"),
+        columns=3,
+        seconds=False,
+        references=[(100 * TIMESTAMP_ERROR, f"largest median of DistSim, on other cases ({TIMESTAMP_ERROR:.2%})")],
     )
 
 
@@ -379,19 +382,17 @@ def draw_throughput(rows: pd.DataFrame) -> Figure:
     with style.figure_style():
         figure = style.new_figure(3.8, 6.2)
         axes = figure.subplots()
-        ideal = [bubble_throughput(m, stages) for m in counts]
         axes.plot(
             counts,
-            ideal,
+            [bubble_throughput(m, stages) for m in counts],
             color=style.INK,
             linewidth=1.2,
             linestyle="--",
             label=f"bubble alone: m p / (m + p - 1), p = {stages}",
         )
-        unequal = [parts.throughput(m) for m in counts]
         axes.plot(
             counts,
-            unequal,
+            [parts.throughput(m) for m in counts],
             color=style.ORANGE,
             linewidth=1.2,
             linestyle=":",
@@ -526,14 +527,16 @@ def _compare(
 
 def _draw(found: _DistsimTables) -> dict[str, Figure]:
     """Draw every figure, by its name; that of the search is there already."""
-    steps = found.activity.drop_duplicates("experiment")
-    steps = steps.assign(error=steps["step_error"], who="simulated against measured")
+    steps = found.activity.drop_duplicates("experiment").assign(who="simulated against measured")
     rates = found.analytical.assign(who="best rates against measured")
-    activity = "mean deviation of starts and ends of operators [% of the step]"
     return {
         "distsim03": draw_errors(rates, _STEP_LABEL, mean=ANALYTICAL_MEAN, worst=ANALYTICAL_WORST),
-        "distsim08": draw_errors(steps, _STEP_LABEL, largest=STEP_ERROR),
-        "distsim09": draw_errors(list_activity(found.activity), activity, largest=ACTIVITY_ERROR),
+        "distsim08": draw_errors(steps.assign(error=steps["step_error"]), _STEP_LABEL, largest=STEP_ERROR),
+        "distsim09": draw_errors(
+            list_activity(found.activity),
+            "mean deviation of starts and ends of operators [% of the step]",
+            largest=ACTIVITY_ERROR,
+        ),
         "distsim10": draw_timestamps(found.timestamps),
         "distsim11": draw_throughput(found.throughput),
     }

@@ -464,7 +464,6 @@ def judge_drift(files: Sequence[str | Path], halves: str | Path, causes: str | P
         Section("halves", "One half of the steps from the other", [render_paragraph(_HALVES), _render_halves(judged)]),
         Section("causes", "What made the steps slow", [render_paragraph(_CAUSES), _render_causes(caused)]),
     ]
-    title = "trioflow: jitter of recorded jobs"
     ours = judged[judged["method"] == JOINT]
     error = ours.apply(find_error, axis=1, quantile="50").abs()
     ends = pd.concat([ours.apply(find_error, axis=1, quantile=name).abs() for name in NAMES if name != "50"])
@@ -477,9 +476,16 @@ def judge_drift(files: Sequence[str | Path], halves: str | Path, causes: str | P
         f"{write_percent(error.max())} at most (aim {write_percent(_MEDIAN_AIM, 0)}), the other quantiles within "
         f"{write_percent(ends.mean())}, {write_percent(ends.max())} at most (aim {write_percent(_QUANTILE_AIM, 0)})."
     )
-    schemas = {"drift_halves": DRIFT_HALVES, "drift_causes": DRIFT_CAUSES}
-    made_from = " from ByteDance's recorded jobs"
-    write_page(page, Page(title, content, lead, made_from, verdict, {}, schemas, files))
+    made = Page(
+        "trioflow: jitter of recorded jobs",
+        content,
+        lead,
+        made_from=" from ByteDance's recorded jobs",
+        verdict=verdict,
+        schemas={"drift_halves": DRIFT_HALVES, "drift_causes": DRIFT_CAUSES},
+        files=files,
+    )
+    write_page(page, made)
 
 
 def find_error(row: Any, quantile: str) -> float:

@@ -157,8 +157,7 @@ def render_cases(cases: pd.DataFrame, name: str) -> str:
         f"Measured on {join_words(mine['platform'].unique())}; times of the traces from "
         f"{join_words(gpu or 'nowhere' for gpu in mine['source_gpu'].unique())}."
     )
-    table = render_records(shown, fields, f"Cases of the set {name}")
-    return where + note + table + _render_sources(mine)
+    return where + note + render_records(shown, fields, f"Cases of the set {name}") + _render_sources(mine)
 
 
 def _render_sources(mine: pd.DataFrame) -> str:
@@ -195,8 +194,7 @@ def render_scaling(cases: pd.DataFrame, name: str) -> str:
         numbers("predicted", "of one GPU's", "the same, predicted", "percent", "predicted"),
         numbers("error", "", "predicted over measured less one", "signed", "error"),
     ]
-    caption = "Scaling, apart from the error of one GPU"
-    return render_records(rows, fields, caption)
+    return render_records(rows, fields, "Scaling, apart from the error of one GPU")
 
 
 def render_causes(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> str:
@@ -251,8 +249,9 @@ def render_causes(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> str:
         "Where one such GPU was traced, or its whole step measured, at a rank's own batch, measured compute replaces "
         "predicted compute, and the error splits in two; the rest has no measurement of its own: the sensitivities show it."
     )
-    rows = cases[cases["set"] == name].to_dict("records")
-    return render_paragraph(note) + render_records(rows, fields, "Parts of the step, and of the error")
+    return render_paragraph(note) + render_records(
+        cases[cases["set"] == name], fields, "Parts of the step, and of the error"
+    )
 
 
 def render_papers(scores: pd.DataFrame) -> str:
@@ -306,8 +305,9 @@ def render_anchors(anchors: pd.DataFrame) -> str:
         f"None of these rows is judged above. The first column is what the predictions above use; best here: {names[best]}. "
         "Quantiles of its errors on other workloads widen their intervals."
     )
-    caption = "Methods to bring operators timed alone to their step"
-    return render_paragraph(note) + render_records(means, fields, caption)
+    return render_paragraph(note) + render_records(
+        means, fields, "Methods to bring operators timed alone to their step"
+    )
 
 
 _MEANINGS = {
@@ -354,11 +354,10 @@ def render_growth(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> str:
             "inside", "", "whether the measured step lies in the interval", lambda row: "yes" if row["inside"] else "no"
         ),
     ]
-    rows = parts.rename_axis("case").reset_index().to_dict("records")
     return (
         "<h3>The error as a sum of parts: another batch, the plan, the rest</h3>"
         + render_paragraph(_describe_growth(parts))
-        + render_records(rows, fields, "Parts of the error")
+        + render_records(parts.rename_axis("case").reset_index(), fields, "Parts of the error")
     )
 
 
@@ -392,8 +391,9 @@ def draw_cases(cases: pd.DataFrame, name: str) -> Figure:
         low=100 * (shown["low_s"] / shown["measured_s"] - 1), high=100 * (shown["high_s"] / shown["measured_s"] - 1)
     )
     notes = {str(row["case"]): _describe_row(row) for row in tables.records(rows)}
-    label = "error [%], with the 80 % interval"
-    return draw_lines(drawn, "error", "case", "model", label, interval=("low", "high"), notes=notes)
+    return draw_lines(
+        drawn, "error", "case", "model", "error [%], with the 80 % interval", interval=("low", "high"), notes=notes
+    )
 
 
 def _describe_row(row: Mapping[str, Any]) -> str:
@@ -403,9 +403,8 @@ def _describe_row(row: Mapping[str, Any]) -> str:
         for model, column in MODELS.items()
         if row[column] is not None
     ]
-    interval = ""
-    if row["low_s"] is not None and row["high_s"] is not None:
-        interval = f"; 80 % interval {write_range(row['low_s'], row['high_s'])}"
+    known = row["low_s"] is not None and row["high_s"] is not None
+    interval = f"; 80 % interval {write_range(row['low_s'], row['high_s'])}" if known else ""
     return f"{row['case']}: measured {write_time(row['measured_s'])}; {', '.join(found)}{interval}"
 
 

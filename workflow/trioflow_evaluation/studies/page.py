@@ -101,8 +101,9 @@ def render_wafer(rows: pd.DataFrame) -> tuple[str, str]:
             ),
         ]
     )
-    question = "How much of an electrical mesh's communication do photonic circuits take away?"
-    return _render_answer(question, _answer_wafer(rows), words), body
+    return _render_answer(
+        "How much of an electrical mesh's communication do photonic circuits take away?", _answer_wafer(rows), words
+    ), body
 
 
 def _render_paper_cases(rows: pd.DataFrame) -> str:
@@ -119,8 +120,9 @@ def _render_paper_cases(rows: pd.DataFrame) -> str:
     ]
     paper = numbers("the paper", "", "", lambda text: Cell(text, ""), lambda _: "nearly half")
     fields = [words("circuits", "", "", lambda circuit: circuit[1]), *found, paper]
-    caption = "Communication that circuits take away (1 to 8 ports per circuit: least to most)"
-    return render_records(_CIRCUITS.items(), fields, caption)
+    return render_records(
+        _CIRCUITS.items(), fields, "Communication that circuits take away (1 to 8 ports per circuit: least to most)"
+    )
 
 
 def _answer_wafer(rows: pd.DataFrame) -> str:
@@ -143,8 +145,7 @@ def _answer_wafer(rows: pd.DataFrame) -> str:
 
 def _taken_away(case: pd.DataFrame, mesh_s: float, variant: str) -> list[float]:
     """Return the shares of the mesh's communication that circuits take away, by ports per circuit."""
-    circuits = case[(case["network"] == "circuit") & (case["variant"] == variant)]
-    circuits = circuits.sort_values("ports_per_circuit")
+    circuits = case[(case["network"] == "circuit") & (case["variant"] == variant)].sort_values("ports_per_circuit")
     return [1 - (row["step_s"] - row["ideal_s"]) / (mesh_s - row["ideal_s"]) for row in records(circuits)]
 
 
@@ -190,8 +191,9 @@ def render_hop(rows: pd.DataFrame) -> tuple[str, str]:
             ),
         ]
     )
-    question = "How much faster do workers finish that do not wait for every neighbour?"
-    return _render_answer(question, _answer_hop(rows), words), body
+    return _render_answer(
+        "How much faster do workers finish that do not wait for every neighbour?", _answer_hop(rows), words
+    ), body
 
 
 def _answer_hop(rows: pd.DataFrame) -> str:
@@ -218,19 +220,20 @@ def _render_speedups(rows: pd.DataFrame, graph: str) -> str:
     """Return the speed-up of every rule on one graph, at the bandwidth that the figure shows."""
     chosen = _shown_speedups(rows, graph)
     found = chosen.groupby(["variant", "slowed"])["speedup"].agg(["median", "min", "max"])
-    fields = [words("rule", "", "", str)]
-    fields += [
-        numbers(
-            f"slow {name}",
-            "median (least to most)",
-            "",
-            lambda row: Cell("{median:.2f} ({min:.2f} to {max:.2f})".format(**row), float(row["median"])),
-            partial(lambda name, variant: found.loc[(variant, name)], name),
-        )
-        for name in dict.fromkeys(chosen["slowed"])
+    fields = [
+        words("rule", "", "", str),
+        *(
+            numbers(
+                f"slow {name}",
+                "median (least to most)",
+                "",
+                lambda row: Cell("{median:.2f} ({min:.2f} to {max:.2f})".format(**row), float(row["median"])),
+                partial(lambda name, variant: found.loc[(variant, name)], name),
+            )
+            for name in dict.fromkeys(chosen["slowed"])
+        ),
     ]
-    rate = _gb(triosim.SHOWN_BANDWIDTH_BYTES_PER_S)
-    caption = f"Speed-up over the standard rules, {graph} graph, {rate}"
+    caption = f"Speed-up over the standard rules, {graph} graph, {_gb(triosim.SHOWN_BANDWIDTH_BYTES_PER_S)}"
     return render_records(dict.fromkeys(chosen["variant"]), fields, caption)
 
 
@@ -267,8 +270,9 @@ def render_distsim(rows: pd.DataFrame) -> tuple[str, str]:
             ),
         ]
     )
-    question = "Does a simulation find the best and the worst plan of DistSim's search?"
-    return _render_answer(question, _answer_distsim(rows), words), body
+    return _render_answer(
+        "Does a simulation find the best and the worst plan of DistSim's search?", _answer_distsim(rows), words
+    ), body
 
 
 def _answer_distsim(rows: pd.DataFrame) -> str:
@@ -317,8 +321,7 @@ def _render_orders(rows: pd.DataFrame) -> str:
 
 def _render_answer(question: str, answer: str, words: str) -> str:
     """Return the opening of a study; ``words``: what the question is about."""
-    opening = render_paragraph(question, "headline") + render_paragraph(answer, "verdict")
-    return opening + render_paragraph(words)
+    return render_paragraph(question, "headline") + render_paragraph(answer, "verdict") + render_paragraph(words)
 
 
 def _render_swept(entries: Sequence[tuple[str, str]]) -> str:

@@ -231,16 +231,15 @@ def render_misses(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
     for entry in reach_aims(summary):
         if entry.reached is not False:
             continue
-        rows = select_cases(cases, entry.goal)
         error = write_percent(entry.ours["mean_absolute_error"])
         title = f"{entry.what}: {error}, aim {entry.write_aim()}"
-        split = split_error(rows)
-        summary_text = render_paragraph(_describe_split(split, entry.ours))
-        folded = render_details("What the error is made of", _render_split(split))
-        parts += [f"<h3>{escape_text(title)}</h3>", summary_text, folded]
-    if not parts:
-        return render_paragraph("No aim is missed.")
-    return "".join(parts)
+        split = split_error(select_cases(cases, entry.goal))
+        parts += [
+            f"<h3>{escape_text(title)}</h3>",
+            render_paragraph(_describe_split(split, entry.ours)),
+            render_details("What the error is made of", _render_split(split)),
+        ]
+    return "".join(parts) or render_paragraph("No aim is missed.")
 
 
 def _describe_split(split: pd.DataFrame, ours: Mapping[str, Any]) -> str:
@@ -295,8 +294,7 @@ def _render_split(split: pd.DataFrame) -> str:
             "beside_oracle",
         ),
     ]
-    caption = "What the error is made of, by where it was measured"
-    return render_records(split, fields, caption)
+    return render_records(split, fields, "What the error is made of, by where it was measured")
 
 
 LISTED = ("operator_sum", "end_to_end")
@@ -308,10 +306,10 @@ _SIGNED = ("worst_error", "bias")
 
 def render_knowledge() -> str:
     """Return what judged each set, from what, and what the fit did not see."""
-    entries = []
-    for judged in SETS.values():
-        text = f"{judged.judged} {judged.known} Left out: {judged.left_out} Oracle: {judged.oracle}"
-        entries.append((judged.title, text))
+    entries = [
+        (judged.title, f"{judged.judged} {judged.known} Left out: {judged.left_out} Oracle: {judged.oracle}")
+        for judged in SETS.values()
+    ]
     note = (
         "No error on this page comes from a model that saw what it is evaluated on; choices between forms "
         "and the spread behind every interval are made once more inside what was left. The models that ship "
@@ -470,8 +468,7 @@ def render_classes(classes: pd.DataFrame, device: str) -> str:
     ]
     order = ["time_share", "operator_class", "phase"]
     mine = classes[classes["device"] == device].sort_values(order, ascending=(False, True, True))
-    caption = f"Classes of operators on {device}"
-    return render_records(mine, fields, caption)
+    return render_records(mine, fields, f"Classes of operators on {device}")
 
 
 TITLE = "trioflow: cost models against measurements"
@@ -527,8 +524,7 @@ def build_validation_page(
         for file, name in zip(diagnoses, ("diagnosed operators", "diagnosed classes"), strict=True)
     )
     summary = _order(score_cases(cases, _GROUPING))
-    figures = _draw(summary, operators, classes)
-    places = style.save_figures(Path(page).parent / FIGURES, figures)
+    places = style.save_figures(Path(page).parent / FIGURES, _draw(summary, operators, classes))
     made = _compose(cases, summary, classes, places, [*files, *diagnoses])
     tables.write_table(summary, "summary", table, stamp([*files, *diagnoses]), SUMMARY)
     write_page(page, made)
@@ -609,8 +605,9 @@ def _set_parts(cases: pd.DataFrame, summary: pd.DataFrame, name: str, place: str
 
 
 def _device_part(classes: pd.DataFrame, device: str, places: dict[str, str]) -> str:
-    place = places[find_device(device).name]
-    figure = render_figure(place, _CLASS_CAPTION, f"Fit and residuals of the classes on {device}.")
+    figure = render_figure(
+        places[find_device(device).name], _CLASS_CAPTION, f"Fit and residuals of the classes on {device}."
+    )
     return f"<h3>{escape(device)}</h3>" + figure + render_classes(classes, device)
 
 
@@ -633,8 +630,7 @@ def _draw_set(summary: pd.DataFrame, name: str) -> Figure:
     ]
     drawn = pd.concat([mine, rows[rows["model"] != ours].sort_values("model"), oracle, *aims])
     percent = drawn.assign(error=100 * drawn["error"].clip(lower=_LEAST_ERROR)).dropna(subset="error")
-    label = "mean absolute error [%], logarithmic"
-    return draw_lines(percent, "error", "line", "model", label, log=True)
+    return draw_lines(percent, "error", "line", "model", "mean absolute error [%], logarithmic", log=True)
 
 
 def _draw_diagnosis(operators: pd.DataFrame, classes: pd.DataFrame, device: str) -> Figure:

@@ -154,8 +154,7 @@ def render_checks(checks: pd.DataFrame) -> str:
         if is_composed(checks)
         else "Not every relation of a sum of parts holds in these times."
     )
-    table = render_records(checks, fields, "Relations between rows")
-    return render_paragraph(text) + table
+    return render_paragraph(text) + render_records(checks, fields, "Relations between rows")
 
 
 def render_scores(scores: pd.DataFrame) -> str:
@@ -221,8 +220,7 @@ def _render_limits(cases: pd.DataFrame, scores: pd.DataFrame) -> str:
         f"{write_percent(parallel, 0)}: bound by the host or by waits, where the file's times do not grow with the work. Everything else (schedule, messages, "
         f"gradients, optimizer, embedding, loss) is right within {write_percent(anchored)} once a block's time is known."
     )
-    caption = "Shapes with the largest part of the error"
-    return text + render_records(found, fields, caption)
+    return text + render_records(found, fields, "Shapes with the largest part of the error")
 
 
 def _describe_documented(parameters: pd.DataFrame) -> str:
@@ -269,8 +267,7 @@ def _render_parameters(parameters: pd.DataFrame) -> str:
         "after backward, that embedding and head hold a table each, and which two ways there are.",
         "A parameter that no row of a fold depends on (the larger groups' host time where the plan of 8 tensor ranks is left out) stays where the fit starts.",
     ]
-    table = render_records(whole, fields, "Parameters")
-    return render_list(facts) + table
+    return render_list(facts) + render_records(whole, fields, "Parameters")
 
 
 TITLE = "trioflow: vTrain's iteration times on A100s"
@@ -299,8 +296,7 @@ def build_vtrain_page(
     scores = score_published(cases)
     figures = [("predictions", draw_predictions(sized[sized["set"] == GROUPS]))]
     places = style.save_figures(Path(page).parent / FIGURES, figures)
-    files = [*case_files, parameter_file, check_file]
-    write_page(page, _compose(sized, scores, parameters, checks, places, files))
+    write_page(page, _compose(sized, scores, parameters, checks, places, [*case_files, parameter_file, check_file]))
     return scores
 
 
