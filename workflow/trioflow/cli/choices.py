@@ -455,9 +455,8 @@ def change_platform(platform: Platform, options: argparse.Namespace) -> Platform
             )
         routing = replace(routing, seed=options.routing_seed)
     known = {(link.source, link.target): place for place, link in enumerate(platform.links)}
-    failed = set(routing.failed)
-    for text in getattr(options, "fail_link", None) or ():
-        failed.add(_read_ends(text, text.split(","), "--fail-link FROM,TO", known))
+    broken = getattr(options, "fail_link", None) or ()
+    failed = {*routing.failed, *(_read_ends(text, text.split(","), "--fail-link FROM,TO", known) for text in broken)}
     links = list(platform.links)
     for text in getattr(options, "degrade_link", None) or ():
         *ends, factor = text.split(",")

@@ -74,15 +74,15 @@ def _run_collective(options: argparse.Namespace) -> None:
     platform = change_platform(open_platform(options.platform, options.ranks, **measured), options)
     # Asked for as a loop of collectives has it, while nobody trains.
     platform = replace(platform, corrections={**platform.corrections, LEAST_STEP: 0.0})
-    if options.algorithm in (None, *METHODS):
-        answer = _predict_from_measurements(options, platform, size)
-    else:
-        answer = _simulate_messages(options, platform, size)
+    answer_it = _predict_from_measurements if options.algorithm in (None, *METHODS) else _simulate_messages
+    answer = answer_it(options, platform, size)
     if write_output(options.form, answer, [answer]):
         return
-    interval = ""
-    if answer["low_s"] is not None:
-        interval = f" (80 % interval {format_time(answer['low_s'])} to {format_time(answer['high_s'])})"
+    interval = (
+        ""
+        if answer["low_s"] is None
+        else f" (80 % interval {format_time(answer['low_s'])} to {format_time(answer['high_s'])})"
+    )
     print(
         f"{options.collective} of {format_bytes(size)} on {options.ranks} ranks of {platform.name}: "
         f"{format_time(answer['time_s'])}{interval}, "
@@ -111,9 +111,11 @@ def _predict_from_measurements(options: argparse.Namespace, platform: Platform, 
     if measures_a_node(cost, platform):
         algorithm = f"{algorithm}, and links between nodes"
     warnings = doubt_collectives(cost, platform, assumed)
-    low_s, high_s = result.summary.low_s, result.summary.high_s
-    answer = _summarize(options, platform, size, result, algorithm, warnings)
-    return {**answer, "low_s": low_s, "high_s": high_s}
+    return {
+        **_summarize(options, platform, size, result, algorithm, warnings),
+        "low_s": result.summary.low_s,
+        "high_s": result.summary.high_s,
+    }
 
 
 def _simulate_messages(options: argparse.Namespace, platform: Platform, size: int) -> dict[str, Any]:

@@ -102,8 +102,7 @@ def _print_judged(options: argparse.Namespace, rows: list[dict[str, Any]], more:
         return False
     head = ("case", "measured", "predicted", "error", "80 % interval", "holds it", "confidence")
     print(format_table(head, map(_format_row, rows)))
-    print()
-    print(format_facts(_format_summary(summary)))
+    print(f"\n{format_facts(_format_summary(summary))}")
     for row in rows:
         if "measured_steps" in row:
             print(f"measured {row['case']}: {_format_logged(row['measured_steps'])}")
@@ -137,9 +136,11 @@ def _read_cases(path: str) -> list[_Case]:
         try:
             measured_s, logged = _read_measured(cells["measured_ms"], Path(path).parent)
         except ValueError:
-            why = f"{cells['measured_ms']!r} is not a time"
-            fix = "give the median of the measured steps in ms, or the name of a log of MLPerf"
-            refuse("measured_ms", why, fix)
+            refuse(
+                "measured_ms",
+                f"{cells['measured_ms']!r} is not a time",
+                "give the median of the measured steps in ms, or the name of a log of MLPerf",
+            )
         if cells["source"] in ("", "-"):
             refuse("source", "it is empty", "say who measured it, how, and on what")
         cases.append(_Case(cells["case"], asked, measured_s, cells["source"], logged))
@@ -211,13 +212,12 @@ def _format_row(row: dict[str, Any]) -> tuple[str, ...]:
     measured = format_time(row["measured_s"])
     if "refused" in row:
         return (row["case"], measured, "refused", "-", "-", "-", "-")
-    interval = f"{format_time(row['low_s'])} to {format_time(row['high_s'])}"
     return (
         row["case"],
         measured,
         format_time(row["predicted_s"]),
         f"{row['error']:+.1%}",
-        interval,
+        f"{format_time(row['low_s'])} to {format_time(row['high_s'])}",
         "yes" if row["covered"] else "no",
         row["confidence"],
     )

@@ -501,8 +501,7 @@ def attribute_errors(
     for name, case in cases.items():
         own = timelines[timelines["experiment"] == name].drop(columns="experiment")
         measured = measure_parts(own, measured_s[name], beside=case.hides)
-        for row in _attribute(case, measured, measured_s[name]):
-            rows.append({"experiment": name, **row})
+        rows += [{"experiment": name, **row} for row in _attribute(case, measured, measured_s[name])]
     return pd.DataFrame(rows, columns=ATTRIBUTION.names)
 
 

@@ -137,8 +137,7 @@ def draw_tornado(table: pd.DataFrame, name: str) -> Figure:
             ylim=(len(parameters) - 0.4, -0.6),
             xlabel="mean change of the predicted step [%]",
         )
-        right.set_xlim(left=0)
-        right.set_xlabel("mean absolute error then [%]\n(stroke: unchanged)")
+        right.set(xlim=(0, None), xlabel="mean absolute error then [%]\n(stroke: unchanged)")
         for axes in (left, right):
             axes.grid(axis="y", visible=False)
     return figure
@@ -157,12 +156,10 @@ def summarise_changes(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> p
         base_error=(rows["predicted_s"] / rows["measured_s"] - 1.0).abs(),
     )
     grouped = rows.groupby(["parameter", "setting"], sort=False)
-    found = grouped[["change", "error", "base_error"]].mean().assign(cases=grouped.size())
-    found = found.reset_index()
-    widest = found.groupby("parameter")["change"].apply(lambda each: each.abs().max())
-    order = found["parameter"].map(widest)
+    found = grouped[["change", "error", "base_error"]].mean().assign(cases=grouped.size()).reset_index()
+    widest = found["change"].abs().groupby(found["parameter"]).transform("max")
     return (
-        found.assign(order=-order)
+        found.assign(order=-widest)
         .sort_values(["order", "parameter"], kind="stable", ignore_index=True)
         .drop(columns="order")
     )

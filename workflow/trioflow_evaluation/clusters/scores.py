@@ -81,14 +81,17 @@ def score_steps(cases: pd.DataFrame) -> pd.DataFrame:
     A refused run has no prediction: it is outside of everything.
     """
     judged = judge_order(cases)
-    groups = [("all runs", cases), (BEFORE, cases[cases["set"] == BEFORE])]
-    groups += [("all others", judged), (FITTED, cases[cases["set"] == FITTED])]
-    fast = f"MFU above {write_percent(FAST, 0)}"
-    groups += [(fast, judged[judged["mfu"] > FAST])]
-    groups += [(name, judged[chosen]) for name, chosen in split_by_nodes(judged).items()]
-    groups += [(f"network: {name}", rows) for name, rows in judged.groupby("network")]
-    groups += [(f"{p:g} B", rows) for p, rows in judged.groupby("parameters")]
-    groups += [(f"{n} {'node' if n == 1 else 'nodes'}", rows) for n, rows in judged.groupby("nodes")]
+    groups = [
+        ("all runs", cases),
+        (BEFORE, cases[cases["set"] == BEFORE]),
+        ("all others", judged),
+        (FITTED, cases[cases["set"] == FITTED]),
+        (f"MFU above {write_percent(FAST, 0)}", judged[judged["mfu"] > FAST]),
+        *((name, judged[chosen]) for name, chosen in split_by_nodes(judged).items()),
+        *((f"network: {name}", rows) for name, rows in judged.groupby("network")),
+        *((f"{p:g} B", rows) for p, rows in judged.groupby("parameters")),
+        *((f"{n} {'node' if n == 1 else 'nodes'}", rows) for n, rows in judged.groupby("nodes")),
+    ]
     return evaluate(((name, rows) for name, rows in groups if len(rows)), CELL)
 
 

@@ -85,14 +85,12 @@ def judge_memory(runs: Sequence[Run]) -> pd.DataFrame:
     """
     runs = [run for run in runs if run.status in (SUCCEEDED, RAN_OUT)]
     rows: dict[int, dict[str, Any]] = {}
-    models = sorted({(run.hidden, run.key_values, run.vocabulary) for run in runs})
-    for model in models:
+    for model in sorted({(run.hidden, run.key_values, run.vocabulary) for run in runs}):
         mine = [i for i, run in enumerate(runs) if (run.hidden, run.key_values, run.vocabulary) == model]
         mine.sort(
             key=lambda i: (runs[i].tensor, runs[i].pipeline, runs[i].data, runs[i].micro_batch, runs[i].accumulate)
         )
-        judged = _judge_model([runs[i] for i in mine])
-        rows |= zip(mine, judged, strict=True)
+        rows |= zip(mine, _judge_model([runs[i] for i in mine]), strict=True)
     return pd.DataFrame([rows[i] for i in range(len(runs))], columns=CLUSTER_MEMORY.names)
 
 
@@ -162,8 +160,7 @@ class _AnyTime(ProportionalModel):
 
     def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
         """Return a second for each operator."""
-        times = dict.fromkeys(("time_s", "low_s", "high_s"), 1.0)
-        return pd.DataFrame({**times, "extrapolated": False}, index=operators.index)
+        return pd.DataFrame({"time_s": 1.0, "low_s": 1.0, "high_s": 1.0, "extrapolated": False}, index=operators.index)
 
 
 def keep_depth(stages: Sequence[Sequence[str]], pipeline: int) -> list[list[str]]:

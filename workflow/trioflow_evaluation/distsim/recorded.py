@@ -54,8 +54,7 @@ def find_best_rates(traces: Sequence[Trace]) -> AnalyticalModel:
             "no operator of the traces is long enough to give the device's best rates",
             fix="capture a larger model or batch",
         )
-    device_name = traces[0].facts.device_name
-    return AnalyticalModel(max(rates), max(bandwidths), device_name, "best rates")
+    return AnalyticalModel(max(rates), max(bandwidths), traces[0].facts.device_name, "best rates")
 
 
 def predict_by_rates(
@@ -103,8 +102,7 @@ def write_analytical(
         stages = stages_of[workload].get(str(plan.stages))
         step_s = predict_by_rates(own, rates, plan, int(row["batch"]), machine, stages)
         rows.append((row["experiment"], row["plan"], plan.ranks, rates.flop_per_s, rates.bytes_per_s, step_s))
-    frame = pd.DataFrame(rows, columns=ANALYTICAL.names)
-    tables.write_table(frame, "analytical", table, schema=ANALYTICAL)
+    tables.write_table(pd.DataFrame(rows, columns=ANALYTICAL.names), "analytical", table, schema=ANALYTICAL)
 
 
 def bubble_throughput(micro_batches: int, stages: int) -> float:
@@ -198,8 +196,7 @@ def match_events(recorded: pd.DataFrame, simulated: pd.DataFrame) -> pd.DataFram
 
 
 def _operators(events: pd.DataFrame) -> pd.DataFrame:
-    known = (events["kind"] == "compute") & events["phase"].isin(PHASES)
-    known &= events["micro_batch"].notna()
+    known = (events["kind"] == "compute") & events["phase"].isin(PHASES) & events["micro_batch"].notna()
     return events[known].sort_values(["start_s", "end_s"], kind="stable")
 
 

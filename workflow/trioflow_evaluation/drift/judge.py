@@ -101,10 +101,9 @@ class Job:
     def _list(self, kind: str, steps: Any, columns: list[str]) -> pd.DataFrame:
         items = self.items
         chosen = np.flatnonzero(_find_passes(items) if kind == COMPUTE else items["kind"] == kind)
-        times_s = self.item_s[chosen][:, steps]
         numbers = self.numbers[steps]
         rows = items.iloc[np.repeat(chosen, len(numbers))][columns].reset_index(drop=True)
-        return rows.assign(step=np.tile(numbers, len(chosen)), time_s=times_s.ravel())
+        return rows.assign(step=np.tile(numbers, len(chosen)), time_s=self.item_s[chosen][:, steps].ravel())
 
 
 def read_job(path: str | Path) -> Job:
@@ -194,8 +193,7 @@ class _Program:
         before = self._together if same_rank else []
         self.pairs += [(self._host, one) for one in before]
         self._calls.append(_Call(row, self._host, before, until_s, start_s))
-        kind = COMPUTE if match < 0 else EXCHANGE
-        self._together = [self._add(row, kind, "main", match, length_s)]
+        self._together = [self._add(row, COMPUTE if match < 0 else EXCHANGE, "main", match, length_s)]
         self._until_s = end_s
 
     def add_beside(self, row: Mapping[str, Any], match: int, length_s: Floats, end_s: Floats) -> None:
@@ -221,7 +219,6 @@ class _Program:
 
     def _add(self, row: Mapping[str, Any], kind: str, stream: str, match: int, time_s: Floats) -> int:
         self.times_s.append(time_s)
-        phase = PASSES.get(row["optype"], "")
         self.rows.append(
             {
                 "rank": row["rank"],
@@ -229,7 +226,7 @@ class _Program:
                 "replica": row["dp_rank"],
                 "kind": kind,
                 "optype": row["optype"],
-                "phase": phase,
+                "phase": PASSES.get(row["optype"], ""),
                 "micro_batch": row["seq_id"],
                 "stream": stream,
                 "match_id": match,
@@ -548,8 +545,7 @@ def describe_drift(judged: pd.DataFrame, caused: pd.DataFrame) -> str:
         whole = float(own["actual_s"].iloc[0] / own["ideal_s"].iloc[0])
         shares = {row["part"]: write_percent(row["share"]) for row in own.to_dict("records")}
         slow.append((str(job), f"{whole:.2f} times", *(shares[part] for part in parts)))
-    halves = write_markdown(heads, rows, left=(0, 1, 2))
-    return f"{halves}\n\n{write_markdown(('job', 'slowdown', *parts), slow)}"
+    return "\n\n".join([write_markdown(heads, rows, left=(0, 1, 2)), write_markdown(("job", "slowdown", *parts), slow)])
 
 
 _NORMAL_PER_DEVIATION = 1.4826

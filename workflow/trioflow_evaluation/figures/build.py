@@ -302,9 +302,11 @@ def _build_evidence(figure: Figure, name: str, files: Files, plans: Sequence[Map
     if name.startswith(catalogue.PREFIX):
         rows += _list_public(figure, files)
     if figure.scenarios:
-        quantity = BUSY if figure.busy else STEP
         rows += list_predicted_rows(
-            files.get("predictions", []), quantity=quantity, label=figure.label, series=figure.series
+            files.get("predictions", []),
+            quantity=BUSY if figure.busy else STEP,
+            label=figure.label,
+            series=figure.series,
         )
     # Beside what was only simulated they are drawn where the figure measures nothing.
     drawn = {row["evidence"] for row in rows} - {ONLY_SIMULATED} or {ONLY_SIMULATED}
@@ -325,9 +327,7 @@ def _list_public(figure: Figure, files: Files) -> list[dict[str, Any]]:
         rows += list_validation_rows(matching[0], set_name)
     if figure.published:
         found = list_published_rows(files.get("published", []), figure.families)
-        if figure.form == catalogue.ORDER:
-            found = keep_rivals(found)
-        rows += found
+        rows += keep_rivals(found) if figure.form == catalogue.ORDER else found
     return rows
 
 
@@ -387,8 +387,7 @@ def predict_scenarios(description: str | Path, target: str | Path) -> pd.DataFra
     """Predict every scenario of a sweep's description, and write ``tables.SWEEP_RESULTS``; InputError where it is wrong."""
     sweep = load_sweep(description)
     cache = PredictionCache(sweep.traces, sweep.platforms, interval=sweep.interval)
-    rows = [cache.predict(number, values) for number, values in enumerate(sweep.scenarios)]
-    frame = make_frame(rows)
+    frame = make_frame([cache.predict(number, values) for number, values in enumerate(sweep.scenarios)])
     files = list_chunk_files(sweep, range(len(sweep.scenarios)))
     tables.write_table(frame, "sweep_results", target, stamp([description, *files]))
     return frame

@@ -247,9 +247,7 @@ def _describe_prediction(row: dict[str, Any], quantity: str, label: str, series:
     device = row["device_name"] or row["platform"]
     gpu = shorten_device(device)
     words = {**row, "kind": name_plan(plan), "gpu": gpu, "gpus": f"{plan.ranks} {gpu}"}
-    ratio = 1.0
-    if quantity == BUSY and row["step_time_s"]:
-        ratio = row["busy_s"] / row["step_time_s"]
+    ratio = row["busy_s"] / row["step_time_s"] if quantity == BUSY and row["step_time_s"] else 1.0
     times = {"predicted_s": row["step_time_s"], "low_s": row["low_s"], "high_s": row["high_s"]}
     family = find_family(plan)
     return {

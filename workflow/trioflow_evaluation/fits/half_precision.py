@@ -414,15 +414,16 @@ def _fit_curve(work: Floats, sm_count: float, time_s: Floats) -> Curve:
     data = work[:, 1] + work[:, 2]
     options: list[Floats] = []
     misses: list[float] = []
-    settings = [(float(NO_TILES), 0.0)]
-    settings += [(float(n), e) for n in range(len(TILE_SETS)) if len(TILE_SETS[n]) > 1 for e in _EDGES]
+    settings = [
+        (float(NO_TILES), 0.0),
+        *((float(n), e) for n in range(len(TILE_SETS)) if len(TILE_SETS[n]) > 1 for e in _EDGES),
+    ]
     for number, edge in settings:
         for depth in _DEPTHS:
             flop = fill_device(sizes, work, sm_count, int(number), edge, depth)
             for norm in _OVERLAPS:
                 times = _fit_norm(flop, data, time_s, norm)
-                found = np.array([*times, sm_count, number, edge, depth, norm], np.float64)
-                options.append(found)
+                options.append(np.array([*times, sm_count, number, edge, depth, norm], np.float64))
                 missed = (join_times(times, flop, data, norm) - time_s) / np.maximum(time_s, SHORTEST_S)
                 misses.append(float(np.abs(missed).mean()))
     return Curve(FORM, tuple(options[choose_least(misses)].tolist()))

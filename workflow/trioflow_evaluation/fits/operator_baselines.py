@@ -16,9 +16,11 @@ Shape = tuple[str, str, str, tuple[float, ...]]
 
 def _shapes(operators: pd.DataFrame) -> list[Shape]:
     """Return what must agree for a time to be the same: name, phase, shapes and sizes."""
-    shapes = [""] * len(operators)
-    if "input_shapes" in operators.columns:
-        shapes = [str([[int(n) for n in s] for s in cell]) for cell in operators["input_shapes"]]
+    shapes = (
+        [str([[int(n) for n in s] for s in cell]) for cell in operators["input_shapes"]]
+        if "input_shapes" in operators.columns
+        else [""] * len(operators)
+    )
     sizes = map(tuple, feature_matrix(operators).tolist())
     columns = (operators["name"], operators["phase"], shapes, sizes)
     return [(str(n), str(p), s, f) for n, p, s, f in zip(*columns, strict=True)]
@@ -63,11 +65,9 @@ def fit_recorded(traces: Sequence[TraceLike]) -> RecordedModel:
     """Return the recorded times of some traces of one device."""
     times: dict[Shape, list[float]] = {}
     for trace in traces:
-        seconds = recorded_times(trace.operators)
-        for shape, time_s in zip(_shapes(trace.operators), seconds, strict=True):
+        for shape, time_s in zip(_shapes(trace.operators), recorded_times(trace.operators), strict=True):
             times.setdefault(shape, []).append(time_s)
-    medians = {shape: float(np.median(each)) for shape, each in times.items()}
-    return RecordedModel(medians)
+    return RecordedModel({shape: float(np.median(each)) for shape, each in times.items()})
 
 
 @dataclass(frozen=True)

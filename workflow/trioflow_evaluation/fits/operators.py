@@ -61,10 +61,11 @@ COLUMNS = (
 def benchmark_files(data_folder: str | Path, part: str, device: str) -> list[Path]:
     """Return the files of the part ``train`` or ``test`` that hold rows of a device, in order."""
     folder = Path(data_folder) / DATASET
-    if part == TEST:
-        files = [folder / TEST / f"{name}.csv" for name in _TESTED]
-    else:
-        files = [folder / TRAIN / "collect" / n / "p2.1.0" / f"{device}.csv" for n in _TRAINED]
+    files = (
+        [folder / TEST / f"{name}.csv" for name in _TESTED]
+        if part == TEST
+        else [folder / TRAIN / "collect" / name / "p2.1.0" / f"{device}.csv" for name in _TRAINED]
+    )
     held = set(load_catalogue().held_files(data_folder, SINGLE_OPERATORS))
     return [file for file in files if file in held]
 
@@ -130,9 +131,8 @@ def _read(file: Path, device: str) -> pd.DataFrame:
     frame = pd.DataFrame(operators)
     if len(frame):
         frame["device_ns"] = [us_to_ns(ms * 1e3) for ms in medians["Latency"]]
-        frame = frame.assign(phase="forward", module="", dtype="float")
-        for name in ("flop", "read_bytes", "write_bytes"):
-            frame[f"batch_{name}"] = frame[name]
+        growing = {f"batch_{name}": frame[name] for name in ("flop", "read_bytes", "write_bytes")}
+        frame = frame.assign(phase="forward", module="", dtype="float", **growing)
     return frame
 
 
@@ -216,8 +216,7 @@ class PublishedDevice:
     def sources(self) -> dict[str, str]:
         """Return the digest of every file that the measurements come from, by relative path."""
         files = {Path(str(file)) for trace in self.traces for file in trace.facts.source_files or ()}
-        for part in (TRAIN, TEST):
-            files |= set(benchmark_files(self.folder, part, self.name))
+        files |= {file for part in (TRAIN, TEST) for file in benchmark_files(self.folder, part, self.name)}
         return {file.relative_to(self.folder).as_posix(): digest_file(file)[:16] for file in sorted(files)}
 
 

@@ -278,9 +278,9 @@ class PublishedSource:
         if str(name).endswith((".yaml", ".yml")):
             name = self.table_folder / str(name)
         platform = load_platform(name, row.ranks)
-        device = Device.of(load_device(row.gpu))
         path = find_collectives(platform)
-        return replace(platform, device=device), load_collectives(path) if path else None
+        machine = replace(platform, device=Device.of(load_device(row.gpu)))
+        return machine, load_collectives(path) if path else None
 
 
 def published_name(trace: Trace) -> str:
@@ -337,14 +337,13 @@ class PreparedCase:
         """Return whether the case has what a change needs; see ``report.attribution.Change``."""
         plan = self.row.made_plan
         communicates = self.collectives is not None and plan.ranks > 1
-        own = self.times.confidence == "measured"
         known = {
             "communication": communicates,
             "collectives": communicates,
             "replicas": plan.data > 1,
             "overlap": plan.data > 1,
             "shards": plan.tensor > 1,
-            "anchor": own and anchor_step(self.reference, RATIO).scale != 1.0,
+            "anchor": self.times.confidence == "measured" and anchor_step(self.reference, RATIO).scale != 1.0,
         }
         return known.get(need, False)
 
@@ -370,23 +369,20 @@ class PreparedCase:
         """Return the step under some settings of its graph."""
         key = (chosen.anchor, chosen.copies, chosen.vocabulary)
         if key not in self._steps:
-            model = UpkeepModel(self.times.model, chosen.copies)
             plan = self.row.made_plan
             if plan.vocabulary_parallel:
                 plan = replace(plan, vocabulary_parallel=chosen.vocabulary)
             options = Options(anchor=chosen.anchor, anchor_band=self.band, collectives=self.collectives or CLOSED_FORM)
-            times = replace(self.times, model=model)
+            times = replace(self.times, model=UpkeepModel(self.times.model, chosen.copies))
             self._steps[key] = prepare_step(resolve(times, plan, self.platform, batch=self.row.batch, options=options))
         return self._steps[key]
 
     def predict_analytically(self) -> float:
         """Return the step from data sheets alone: rates, links, no overlap lost [s]."""
-        sheet = load_device(self.row.gpu)
         precision = str(self.reference.facts.precision or "fp32")
-        model = AnalyticalModel.of_sheet(sheet, precision)
-        times = replace(self.times, model=model)
+        model = AnalyticalModel.of_sheet(load_device(self.row.gpu), precision)
         return predict(
-            times,
+            replace(self.times, model=model),
             self.row.made_plan,
             self.platform,
             batch=self.row.batch,
@@ -397,9 +393,8 @@ class PreparedCase:
 
     def predict_like_triosim(self) -> float | None:
         """Return the step by TrioSim's public rules from the same recorded times [s]."""
-        plan = self.row.made_plan
         step = read_recorded_step(self.reference)
-        return predict_by_triosim(step, plan, self.row.batch, self.one_bandwidth())
+        return predict_by_triosim(step, self.row.made_plan, self.row.batch, self.one_bandwidth())
 
     def one_bandwidth(self) -> float:
         """Return the machine's one bandwidth for the rules: a large message over its time [bytes/s]."""
@@ -737,8 +732,7 @@ def judge_anchors(source: Trace, target: Trace, model: OperatorModel, resized: p
     """Return ``measured_s`` of a target's step and what each of ``ANCHOR_WAYS`` predicts from another batch's operators."""
     answers: dict[str, Any] = {"measured_s": float(target.facts.measured_end_to_end_s or 0.0)}
     for way in ANCHOR_WAYS:
-        anchor = anchor_step(source, way)
-        anchored = AnchoredModel(model, anchor).rescale(source.operators, resized)
+        anchored = AnchoredModel(model, anchor_step(source, way)).rescale(source.operators, resized)
         answers[way] = float(anchored["time_s"].sum())
     return answers
 

@@ -99,10 +99,9 @@ def _judge_case(
     interval = model.step_interval(rule)
     rows = []
     for phase in ("", "forward", "backward"):
-        chosen = np.ones(len(predicted), dtype=bool)
-        if phase:
-            chosen = (source.trace.operators["phase"] == phase).to_numpy()
-        measured = there if not phase else there[there["phase"] == phase]
+        own = source.trace.operators["phase"]
+        chosen = (own == phase).to_numpy() if phase else np.ones(len(predicted), dtype=bool)
+        measured = there[there["phase"] == phase] if phase else there
         if not chosen.any():
             continue
         rows.append(

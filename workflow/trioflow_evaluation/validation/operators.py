@@ -127,9 +127,7 @@ def _phase_rows(
 
 def _phase(operators: pd.DataFrame, phase: str) -> Any:
     """Return which operators belong to a phase; to a step for none."""
-    if not phase:
-        return np.ones(len(operators), dtype=bool)
-    return (operators["phase"] == phase).to_numpy()
+    return (operators["phase"] == phase).to_numpy() if phase else np.ones(len(operators), dtype=bool)
 
 
 def _sum(found: pd.DataFrame, mine: Any) -> tuple[float, float]:
@@ -269,9 +267,7 @@ def _sample(points: pd.DataFrame) -> pd.DataFrame:
     parts = [points[:0]]
     for _, rows in each_curve(points):
         sizes = rows["message_bytes"].to_numpy(np.float64)
-        wanted = sizes
-        if len(sizes) > _MAX_JUDGED:
-            wanted = np.geomspace(sizes[0], sizes[-1], _MAX_JUDGED)
+        wanted = np.geomspace(sizes[0], sizes[-1], _MAX_JUDGED) if len(sizes) > _MAX_JUDGED else sizes
         at = np.unique(np.clip(np.searchsorted(sizes, wanted), 0, len(sizes) - 1))
         parts.append(rows.iloc[at])
     return pd.concat(parts)
@@ -474,9 +470,8 @@ def diagnose(data: DeviceData, method: str = "shipped") -> tuple[pd.DataFrame, p
     table = fit_table(curves, held)
     keys = ["workload", "mode", "batch", "name", "operator_class", "phase", *FEATURES]
     groups = held.rows[held.rows["time_s"] > 0].groupby(keys, sort=True)
-    operators = groups[["time_s", "held_out_s"]].mean()
-    operators.insert(0, "occurrences", groups.size())
-    operators = operators.reset_index().rename(columns={"time_s": "recorded_s"})
+    means = groups[["time_s", "held_out_s"]].mean().assign(occurrences=groups.size())
+    operators = means.reset_index().rename(columns={"time_s": "recorded_s"})
     operators["relative_error"] = operators["held_out_s"] / operators["recorded_s"] - 1.0
     said = {"device": data.device_name, "method": method}
     return operators.assign(**said)[OPERATORS.names], table.assign(**said)[CLASSES.names]

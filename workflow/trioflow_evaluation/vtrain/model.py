@@ -182,9 +182,8 @@ def predict_products(products: Sequence[tuple[int, int, int, int]], table: Produ
         frame[name] = 1.0 if name in ("product_forward", "product_reuse") else 0.0
     batch, m, n, k = (frame[name] for name in PRODUCTS[:4])
     values = (2 * batch * m * n * k, HALF_BYTES * batch * (m * k + k * n), HALF_BYTES * batch * m * n)
-    for name, value in zip(FEATURES, values, strict=True):
-        frame[name] = value
-    return float(table.predict(frame).sum())
+    sized = frame.assign(**dict(zip(FEATURES, values, strict=True)))
+    return float(table.predict(sized).sum())
 
 
 def index_shapes(rows: pd.DataFrame) -> tuple[list[Shape], Any]:
