@@ -108,8 +108,7 @@ def evaluate(
 
 def render_scores(scores: pd.DataFrame, title: str, shown: Sequence[str], what: str) -> str:
     """Return the table of some columns of :func:`evaluate`; ``what``: the heading of its groups."""
-    fields: list[Field] = [words(what, "", "which", "group")]
-    fields += [numbers(*_COLUMNS[key][:3], _COLUMNS[key][3], key) for key in shown]
+    fields = [words(what, "", "which", "group"), *(numbers(*_COLUMNS[key][:3], _COLUMNS[key][3], key) for key in shown)]
     return render_records(scores, fields, title)
 
 

@@ -611,11 +611,11 @@ def _print_ranks(answer: Mapping[str, Any]) -> None:
         print("\n" + wrap(f"{word}: rank {rank}{alike}; peak in {entry['when']}"))
         print(draw_bar(parts, answer["memory_bytes"]))
     rows = [
-        (f"{letter}  {name}", *(format_bytes(parts.get((letter, name), 0)) for parts in columns))
-        for letter, name in dict.fromkeys(part for parts in columns for part in parts)
-    ]
-    # Reserved: without the card's limit, as in the bar and of the changes below.
-    rows += [
+        *(
+            (f"{letter}  {name}", *(format_bytes(parts.get((letter, name), 0)) for parts in columns))
+            for letter, name in dict.fromkeys(part for parts in columns for part in parts)
+        ),
+        # Reserved: without the card's limit, as in the bar and of the changes below.
         ("allocated peak", *(format_bytes(one["peak_bytes"]) for one in shown)),
         ("reserved peak", *(format_bytes(count_wanted(one)) for one in shown)),
     ]

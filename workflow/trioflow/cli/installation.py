@@ -233,8 +233,13 @@ def write_completion(parser: argparse.ArgumentParser) -> str:
     ``parser``: the whole command's, every subcommand filled.
     """
     names = models().groupby(models()["use"] == "capture")["name"].agg(list)
-    by_name = {"TRACE": names[False], "MODEL": names[False], "WORKLOAD": names[True]}
-    by_name |= {"platforms": list_platforms(), "models": names.sum()}
+    by_name = {
+        "TRACE": names[False],
+        "MODEL": names[False],
+        "WORKLOAD": names[True],
+        "platforms": list_platforms(),
+        "models": names.sum(),
+    }
     root = next(action for action in parser._actions if action.dest == "command")
     commands: dict[str, argparse.ArgumentParser] = dict(cast("Any", root.choices))
     lines = [_HEAD]

@@ -543,8 +543,10 @@ def _describe_memory(step: Mapping[str, Any]) -> list[str]:
 def _describe_limits(answer: Mapping[str, Any]) -> list[str]:
     """Return where the first plan's step goes: a bar, and its parts in per cent."""
     step_s, of_step = answer["best"]["step_time_s"], answer["parts_s"]
-    parts = {("C", "compute"): sum(time_s for name, time_s in of_step.items() if name not in _PARTS)}
-    parts |= {part: of_step[name] for name, part in _PARTS.items() if of_step.get(name, 0.0) >= _LEAST_SHARE * step_s}
+    parts = {
+        ("C", "compute"): sum(time_s for name, time_s in of_step.items() if name not in _PARTS),
+        **{part: of_step[name] for name, part in _PARTS.items() if of_step.get(name, 0.0) >= _LEAST_SHARE * step_s},
+    }
     words = [f"{letter} {name} {time_s / step_s:.0%}" for (letter, name), time_s in parts.items()]
     head = f"time of plan 1: {format_time(step_s)} per step (hidden communication not shown)"
     return [head, draw_bar(parts, step_s), wrap(", ".join(words))]

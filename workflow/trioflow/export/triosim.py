@@ -89,8 +89,10 @@ def _tensor_lines(rows: list[dict[str, Any]], tensors: list[dict[str, Any]]) -> 
     """Yield the rows of ``tensor.csv``: the tensors of every operator, inputs before outputs."""
     index = 0
     for row in rows:
-        uses = [(i, _name_input(row, k, tensors[i])) for k, i in enumerate(row["input_ids"])]
-        uses += [(i, "output") for i in row["output_ids"]]
+        uses = [
+            *((i, _name_input(row, k, tensors[i])) for k, i in enumerate(row["input_ids"])),
+            *((i, "output") for i in row["output_ids"]),
+        ]
         for i, kind in uses:
             tensor = tensors[i]
             defined = tensor["elem_bytes"] > 0

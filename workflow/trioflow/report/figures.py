@@ -184,9 +184,8 @@ def _collect_lanes(
     """Return the lanes of both timelines, and the time [s] that both and the measured step span."""
     ends = [float(frame["end_s"].max()) for frame in (predicted, measured) if len(frame)]
     span_s = max([*ends, measured_s or 0.0])
-    lanes = build_lanes(predicted, "predicted", span_s / _RESOLUTION)
-    lanes += build_lanes(measured, "measured", span_s / _RESOLUTION)
-    return lanes, span_s
+    sources = (("predicted", predicted), ("measured", measured))
+    return [lane for name, frame in sources for lane in build_lanes(frame, name, span_s / _RESOLUTION)], span_s
 
 
 def _label_time(axes: Any, span_s: float) -> None:

@@ -559,8 +559,7 @@ def count_reached(reached: Iterable[bool | None]) -> str:
 
 
 def _glossary(words: Mapping[str, str], schemas: Mapping[str, pa.Schema]) -> Section:
-    parts = [render_definitions(words.items())] if words else []
-    parts.append(render_tables(schemas) if schemas else "")
+    parts = [render_definitions(words.items()) if words else "", render_tables(schemas) if schemas else ""]
     return Section("glossary", "Glossary", parts, folded=True)
 
 

@@ -345,10 +345,10 @@ def describe_path(path: pd.DataFrame) -> str:
     """Say in a sentence or two what a step waits for; ``path`` has a row at least."""
     found = sum_up_path(path)
     shown = found[found["share"] >= _LEAST_SHARE]
-    parts = []
-    for row in records(shown):
-        of_rank = "" if row["rank"] is None else f" of rank {row['rank']}"
-        parts.append(f"{write_percent(row['share'], 0)} {row['work']}{of_rank}")
+    parts = [
+        f"{write_percent(row['share'], 0)} {row['work']}" + ("" if row["rank"] is None else f" of rank {row['rank']}")
+        for row in records(shown)
+    ]
     rest = 1.0 - float(shown["share"].sum())
     if rest >= _LEAST_SHARE / 2:
         parts.append(f"{write_percent(rest, 0)} other")

@@ -190,8 +190,10 @@ def judge_aims(memory: pd.DataFrame | None, steps: pd.DataFrame) -> list[Reached
 def describe_causes(steps: pd.DataFrame) -> str:
     """Return in words how the steps divide: pipelines before their fix, and the others by how they lie on nodes."""
     before, judged = steps[steps["set"] == BEFORE], judge_order(steps)
-    parts = {f"{BEFORE} (their cause is known, nothing here models it)": before}
-    parts |= {name: judged[chosen] for name, chosen in split_by_nodes(judged).items()}
+    parts = {
+        f"{BEFORE} (their cause is known, nothing here models it)": before,
+        **{name: judged[chosen] for name, chosen in split_by_nodes(judged).items()},
+    }
     scores = evaluate((name, rows) for name, rows in parts.items() if len(rows))
     texts = [
         f"{score['group']} {write_percent(score['median_error'])}, bias {write_signed_percent(score['bias'])} ({score['cases']:,} runs)"

@@ -191,9 +191,8 @@ def score_survival(judged: pd.DataFrame) -> pd.DataFrame:
 
     Sizes of all and of the models are judged on the runs that nothing was fitted on, without pipelines before their fix.
     """
-    groups = {"all": judged}
-    groups |= {name_model(float(str(size))): rows for size, rows in judged.groupby("parameters")}
-    scores = [_score_odds(name, rows, rows["set"] == RAN) for name, rows in groups.items()]
+    models = ((name_model(float(str(size))), rows) for size, rows in judged.groupby("parameters"))
+    scores = [_score_odds(name, rows, rows["set"] == RAN) for name, rows in (("all", judged), *models)]
     for name in (FITTED, BEFORE):
         if len(rows := judged[judged["set"] == name]):
             scores.append(_score_odds(name, rows, rows["set"] == name))

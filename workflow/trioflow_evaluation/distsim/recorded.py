@@ -371,9 +371,10 @@ def map_clock(marks: pd.DataFrame, rank: int) -> tuple[np.ndarray[Any, Any], np.
     medians = own.groupby(["recording", *_KEYS])[["start_ns", "end_ns"]].median() / NS_PER_S
     plain = medians.xs(MARKED).stack()
     profiled = medians.drop(index=MARKED, level="recording").droplevel("recording").stack()
-    pairs = pd.concat({"profiled": profiled, "plain": plain}, axis=1, join="inner")
+    pairs = pd.concat({"profiled": profiled, "plain": plain}, axis=1, join="inner").sort_values(
+        "profiled", kind="stable"
+    )
     # Both clocks go forward, whatever the noise of two medians says.
-    pairs = pairs.sort_values("profiled", kind="stable")
     return pairs["profiled"].to_numpy(), np.maximum.accumulate(pairs["plain"].to_numpy())
 
 

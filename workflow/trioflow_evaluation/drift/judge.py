@@ -129,8 +129,7 @@ def read_job(path: str | Path) -> Job:
         raise TableError("a step lacks operations that another has", file=path, place="column step")
     table = rows.iloc[order]
     starts_s, lasting_s = (table[name].to_numpy().reshape(steps, count).T for name in ("start_ts", "duration"))
-    numbers = table["step"].to_numpy(np.int64)[::count]
-    return _build(path.stem, first, starts_s, starts_s + lasting_s, numbers)
+    return _build(path.stem, first, starts_s, starts_s + lasting_s, table["step"].to_numpy(np.int64)[::count])
 
 
 def _build(name: str, first: pd.DataFrame, starts_s: Floats, ends_s: Floats, steps: Ints) -> Job:

@@ -246,8 +246,7 @@ def fit_scaled_products(
             sheet = load_device(str(frame["device"].iloc[0]))
             host_s = frame.loc[frame["flop"] < _NO_WORK_FLOP, "time_s"].quantile(COVERAGE[1])
             kept = (frame["product_m"] >= _LEAST_ROWS) & (frame["product_n"] >= _THIN)
-            rows = frame[kept & (frame["time_s"] > host_s)]
-            rows = _thin_out(rows.reset_index(drop=True))
+            rows = _thin_out(frame[kept & (frame["time_s"] > host_s)].reset_index(drop=True))
             table = _fit_products_of(rows, sheet.sm_count, sheet)
             launch_s, *rest = table.curve.coefficients
             launch_s = min(launch_s, halves[sheet.name].curve.coefficients[0])

@@ -136,9 +136,8 @@ def _case_rows(case: ModelTable) -> pd.DataFrame:
 
 def _collapse(rows: pd.DataFrame, **facts: str | float) -> pd.DataFrame:
     timed = rows[rows["time_s"] > 0]
-    joined = timed.groupby(ROW, sort=True)["time_s"].agg(["mean", "size"]).reset_index()
-    joined = joined.rename(columns={"mean": "time_s", "size": "count"})
-    return joined.assign(**facts)
+    joined = timed.groupby(ROW, sort=True)["time_s"].agg(time_s="mean", count="size")
+    return joined.reset_index().assign(**facts)
 
 
 def pair_gpus(rows: pd.DataFrame, most: int = MOST_ROWS) -> pd.DataFrame:
@@ -154,12 +153,16 @@ def pair_gpus(rows: pd.DataFrame, most: int = MOST_ROWS) -> pd.DataFrame:
         common = by_device[source].index.intersection(by_device[target].index)
         if chips[source] == chips[target] or not len(common):
             continue
-        joined = by_device[source].loc[common].rename(columns={"device": "source"})
-        joined = joined.assign(
-            target_s=by_device[target].loc[common, "time_s"],
-            target=target,
-            source_chip=chips[source],
-            target_chip=chips[target],
+        joined = (
+            by_device[source]
+            .loc[common]
+            .rename(columns={"device": "source"})
+            .assign(
+                target_s=by_device[target].loc[common, "time_s"],
+                target=target,
+                source_chip=chips[source],
+                target_chip=chips[target],
+            )
         )
         found += [_thin(one, most) for _, one in joined.groupby(["workload", "operator_class"])]
     if not found:

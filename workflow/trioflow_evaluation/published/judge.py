@@ -746,6 +746,8 @@ def write_residuals(residuals: Iterable[StepResidual], path: Path = SHIPPED) -> 
         "# resnet50 (Lambda's throughputs): n GPUs over one. No operator model saw the workload of its row.",
         "way\tdevice_kind\tworkload\tcase\tranks\terror",
     ]
-    for one in sorted(residuals, key=lambda one: RESIDUAL_WAYS.index(one.way)):
-        lines.append(f"{one.way}\t{one.device_kind}\t{one.workload}\t{one.case}\t{one.ranks}\t{one.error:.4f}")
+    lines += [
+        f"{one.way}\t{one.device_kind}\t{one.workload}\t{one.case}\t{one.ranks}\t{one.error:.4f}"
+        for one in sorted(residuals, key=lambda one: RESIDUAL_WAYS.index(one.way))
+    ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -441,8 +441,7 @@ _GLOSSARY = {
 
 def read_cases(files: Iterable[str | Path]) -> pd.DataFrame:
     """Return the cases of several files, sets in the page's order; InputError where there is none, or one stands twice."""
-    frames = [tables.read_table(file, "published_cases") for file in files]
-    frames = [frame for frame in frames if len(frame)]
+    frames = [frame for file in files if len(frame := tables.read_table(file, "published_cases"))]
     if not frames:
         raise InputError("no public case to report", fix="run `snakemake published`")
     cases = pd.concat(frames, ignore_index=True)

@@ -224,8 +224,7 @@ def sweep_case(case: WaferCase) -> list[dict[str, Any]]:
         for variant in ("snake", "row-major")
         for bandwidth in MESH_BANDWIDTHS_BYTES_PER_S
     ]
-    for bundle in BUNDLES:
-        rows += [{"sweep": "port", **row} for row in steps.run_circuits(bundle)]
+    rows += [{"sweep": "port", **row} for bundle in BUNDLES for row in steps.run_circuits(bundle)]
     if case.paper_share is not None:
         bandwidth = steps.find_bandwidth(case.paper_share)
         rows.append({"sweep": "paper", **steps.run_mesh("snake", bandwidth)})

@@ -359,8 +359,7 @@ def _bend_of_micro_batches(rows: pd.DataFrame) -> Any:
 
 def _extra_of_replicas(rows: pd.DataFrame) -> pd.DataFrame:
     """Return by how much two replicas take longer than one, of otherwise equal rows."""
-    found = rows.pivot_table(index=_ALL_BUT["data"], columns="data", values="measured_s")
-    found = found.reindex(columns=[1, 2])
+    found = rows.pivot_table(index=_ALL_BUT["data"], columns="data", values="measured_s").reindex(columns=[1, 2])
     return (found[2] - found[1]).dropna().rename("extra_s").reset_index()
 
 
