@@ -74,8 +74,7 @@ class Ahead(Generic[Question, Answer]):
         answer = self._answer(self._questions[place])
         self._spent_s += time.perf_counter() - begin_s
         if self._jobs > 1 and self._spent_s >= self._worth_s:
-            shared = (self._answer, self._questions)
-            self._pool = ProcessPoolExecutor(self._jobs, get_context("fork"), _begin, shared)
+            self._pool = ProcessPoolExecutor(self._jobs, get_context("fork"), _begin, (self._answer, self._questions))
             self._hand_out(place + 1)
         return answer
 

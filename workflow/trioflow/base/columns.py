@@ -99,8 +99,7 @@ class Columns(Mapping[str, Any]):
 
     def take(self, rows: NDArray[Any] | slice) -> Columns:
         """Return some rows: by place, by mask or a slice."""
-        taken = {name: c.take(rows) if isinstance(c, Texts) else c[rows] for name, c in self._columns.items()}
-        return Columns(taken)
+        return Columns({name: c.take(rows) if isinstance(c, Texts) else c[rows] for name, c in self._columns.items()})
 
     def assign(self, **changed: Column) -> Columns:
         """Return the table with other or further columns."""
@@ -187,9 +186,7 @@ def _read_column(column: pd.Series[Any]) -> Column:
         return Texts.of(column.astype(object).where(column.notna(), None))
     if kind == "Int64":
         return column.to_numpy(dtype=np.int64, na_value=ABSENT)
-    if kind == "Float64":
-        return column.to_numpy(dtype=np.float64, na_value=np.nan)
-    return column.to_numpy()
+    return column.to_numpy(dtype=np.float64, na_value=np.nan) if kind == "Float64" else column.to_numpy()
 
 
 def as_columns(table: Any, nullable: Iterable[str] = ()) -> Columns:

@@ -118,8 +118,7 @@ def group_warnings(warnings: Sequence[str]) -> list[str]:
 
 
 def _join(group: Sequence[str]) -> str:
-    found = [match[1] for warning in group if (match := _SUBJECT.match(warning))]
-    names = list(dict.fromkeys(found))
+    names = list(dict.fromkeys(match[1] for warning in group if (match := _SUBJECT.match(warning))))
     text = group[0]
     if len(names) > 1:
         text = f"{', '.join(names[:-1])} and {names[-1]} on {_SUBJECT.sub('', text)}"

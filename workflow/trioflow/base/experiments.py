@@ -327,8 +327,7 @@ def load_campaign(path: str | Path) -> list[CampaignRow]:
     """Read ``campaign.tsv``, sorted by its order; TableError where a cell is wrong, or the batch of a capture no number."""
     rows = read_records(path, row_schema("campaign"), CampaignRow)
     for place, row in rows:
-        numbers = all(size.isdigit() and int(size) for size in row.sizes)
-        wrong = row.kind == "capture" and not numbers
+        wrong = row.kind == "capture" and not all(size.isdigit() and int(size) for size in row.sizes)
         _refuse([(wrong, "sizes", f"{','.join(row.sizes)} are no batches", "give whole numbers")], path, place)
     return sorted((row for _, row in rows), key=lambda row: row.order)
 

@@ -40,8 +40,7 @@ def digest_modules(*packages: str) -> str:
     takes them; what a module holds below ``data`` at its own place (``data/report/pages.css``) counts with it. Line
     endings and nothing else are normalised.
     """
-    digests = b"".join(map(_digest_package, sorted(packages)))
-    return hashlib.sha256(digests).hexdigest()[:16]
+    return hashlib.sha256(b"".join(map(_digest_package, sorted(packages)))).hexdigest()[:16]
 
 
 def list_modules(package: str) -> list[Path]:

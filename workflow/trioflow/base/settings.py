@@ -135,8 +135,7 @@ def describe_problem(error: ValidationError, cell: str | None = None) -> str:
     limit: Any = error.validator_value
     if error.validator == "enum":
         near = suggest(str(error.instance), map(str, limit)).rstrip()
-        known = ", ".join(str(word) for word in limit)
-        return f"{value} is not one of {known}" + (f"; {near}" if near else "")
+        return f"{value} is not one of {', '.join(map(str, limit))}" + (f"; {near}" if near else "")
     rule = "source" if _lacks_source(error) else str(error.validator)
     missing = [key for key in limit if key not in cast("Any", error.instance)] if rule == "required" else []
     problems = {

@@ -84,8 +84,7 @@ def parse_yaml(text: str, file: str | Path, kind: type[InputError] = InputError,
             raise RecursionError
         value = yaml.load(text, Loader=_StrictLoader)
     except (yaml.YAMLError, ValueError) as error:
-        problem = " ".join(str(error).split())
-        raise kind(f"not readable as YAML: {problem}", file=file, place=place) from None
+        raise kind(f"not readable as YAML: {' '.join(str(error).split())}", file=file, place=place) from None
     except RecursionError:
         raise too_deep(file, place, kind) from None
     check_values(value, file, kind, place)

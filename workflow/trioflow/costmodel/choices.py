@@ -129,8 +129,7 @@ class Overrides:
 def load_overrides(path: str | Path) -> Overrides:
     """Read a file of operator times; InputError names file, line and column of what is wrong."""
     file = Path(path)
-    table = read_rows(read_text(file), file, _NEEDED, _OPTIONAL)
-    rows = tuple(_read(row, line, file) for line, row in table)
+    rows = tuple(_read(row, line, file) for line, row in read_rows(read_text(file), file, _NEEDED, _OPTIONAL))
     if not rows:
         raise InputError("no row of times", file=file, fix="give at least one operator")
     return Overrides(rows, file)
@@ -156,8 +155,7 @@ def _read(cells: dict[str, str], line: int, file: Path) -> Override:
     shapes = None
     if cells.get("input_shapes"):
         try:
-            content = json.loads(cells["input_shapes"])
-            shapes = tuple(tuple(int(size) for size in shape) for shape in content)
+            shapes = tuple(tuple(int(size) for size in shape) for shape in json.loads(cells["input_shapes"]))
         except (ValueError, TypeError, RecursionError):
             raise wrong("input_shapes", "write shapes as [[8, 512], [1024, 512]]") from None
     return Override(line, cells["name"], time_us / 1e6, phase, shapes)
@@ -206,8 +204,7 @@ def write_operator_times(trace: Trace) -> str:
             json.dumps([[int(size) for size in shape] for shape in cell]) for cell in trace.operators["input_shapes"]
         ]
     )
-    groups = frame.groupby(["name", "phase", "input_shapes"], sort=True)["device_ns"]
-    rows = groups.agg(["mean", "sum"]).reset_index()
+    rows = frame.groupby(["name", "phase", "input_shapes"], sort=True)["device_ns"].agg(["mean", "sum"]).reset_index()
     rows = rows.sort_values("sum", ascending=False, kind="stable")
     rows["time_us"] = rows["mean"] / 1e3
     return rows[["name", "phase", "input_shapes", "time_us"]].to_csv(index=False)
@@ -560,8 +557,7 @@ def choose_operator_model(
     if on_gpu:
         find_device(device_name)  # it says what to write down, and where
     # A processor lends its shape to processors; a GPU model is the last resort.
-    alike = [name for name, model in models.items() if model.sheet is None]
-    name = (alike or list(models))[-1]
+    name = ([name for name, model in models.items() if model.sheet is None] or list(models))[-1]
     found = DeviceTimes([], models[name], f"{name} ({models[name].method}), of another device")
     found.doubt(
         UNCALIBRATED,
@@ -589,8 +585,7 @@ def find_mask(trace: Trace) -> bool | None:
     """Return whether a trace's attention is causal, as its capture or its workload says; None unknown."""
     if trace.facts.causal_attention is not None:
         return trace.facts.causal_attention
-    said = dict(trace.facts.row or {}).get("causal")
-    return {"true": True, "false": False}.get(str(said).lower())
+    return {"true": True, "false": False}.get(str((trace.facts.row or {}).get("causal")).lower())
 
 
 def nearest_model(models: Mapping[str, OperatorCostModel], target: DeviceSheet, precision: str) -> str | None:
@@ -661,8 +656,7 @@ def find_usual_platform(name: str) -> tuple[DeviceSheet, str] | None:
     if _names_platform(name):
         return None
     fitting = {sheet.name: sheet for word in (name, f"RTX {name}") for sheet in list_fitting(word)}
-    usual = read_table(_USUAL)
-    return next(((fitting[row["gpu"]], row["platform"]) for row in usual if row["gpu"] in fitting), None)
+    return next(((fitting[row["gpu"]], row["platform"]) for row in read_table(_USUAL) if row["gpu"] in fitting), None)
 
 
 def _names_platform(name: str) -> bool:
@@ -761,8 +755,7 @@ def find_operator_model_file(name: str) -> Path:
 
 def _refuse_name(name: str, what: str, file: str, others: Iterable[str], command: str) -> InputError:
     """Return the error of a model that is neither among the shipped ones nor a file."""
-    known = [path.parent.name for path in sorted(SHIPPED_MODELS.glob(f"*/{file}"))]
-    words = [*known, *others]
+    words = [*(path.parent.name for path in sorted(SHIPPED_MODELS.glob(f"*/{file}"))), *others]
     return InputError(
         f"no {what} is called {name!r}, and there is no such file",
         fix=f"{suggest(name, words)}use one of {', '.join(words)}, or a file of `trioflow {command}`",

@@ -526,8 +526,7 @@ def choose_spread(device_kind: str, rows: Sequence[MeasuredSpread] | None = None
     if own:
         return _combine_parts(one.spread for one in own), f"as recorded in {jobs}"
     widest = {name: max(getattr(one.spread, name) for one in known) for name in (*PARTS, *LAGS)}
-    words = f"nobody measured the spread of {device_kind} ranks: the widest known, of {jobs}"
-    return Spread(**widest), words
+    return Spread(**widest), f"nobody measured the spread of {device_kind} ranks: the widest known, of {jobs}"
 
 
 CAPTURES = "captures"

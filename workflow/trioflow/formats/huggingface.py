@@ -125,8 +125,7 @@ def read_huggingface(content: Mapping[str, Any], file: str, name: str) -> Config
         if aliases.get(field) in content and content[field] != content[aliases[field]]:
             raise InputError(f"{field} and {aliases[field]} are one size, and differ", file=file)
         if field in refused or (field in _OTHER_NETWORKS and aliases.get(field, field) in foreign):
-            other = f"experts and latent attention of a {kind} are not built"
-            raw.refuse((field,), refused.get(field, other))
+            raw.refuse((field,), refused.get(field, f"experts and latent attention of a {kind} are not built"))
     given = {aliases.get(field, field): value for field, value in content.items()}
     found = Fields({**defaults, **{n: v for n, v in given.items() if n not in foreign}}, file)
     found.taken |= {*own, *refused}
@@ -143,8 +142,9 @@ def read_huggingface(content: Mapping[str, Any], file: str, name: str) -> Config
     if left:
         notes.append(f"left out, so as transformers has it for {kind}: {', '.join(left)}")
     longest = found.size("max_position_embeddings") if found.take("max_position_embeddings") else 0
-    ignored = 0 if alternates else window
-    return Configuration(model.check(file), notes=tuple(notes), max_positions=longest, ignored_window=ignored)
+    return Configuration(
+        model.check(file), notes=tuple(notes), max_positions=longest, ignored_window=0 if alternates else window
+    )
 
 
 def _read_family(found: Fields, name: str, family: Mapping[str, Any], window: int) -> LanguageModel:
@@ -195,8 +195,7 @@ def _read_experts(found: Fields, family: Mapping[str, Any]) -> dict[str, Any]:
             file=found.file,
             place="mlp_only_layers",
         )
-    named = found.take("first_k_dense_replace")
-    first = found.size("first_k_dense_replace") if named else len(alone)
+    first = found.size("first_k_dense_replace") if found.take("first_k_dense_replace") else len(alone)
     shared = found.size("n_shared_experts") if found.take("n_shared_experts") else 0
     return {
         "experts": found.size(family["experts"]),

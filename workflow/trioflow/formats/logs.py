@@ -110,8 +110,7 @@ def read_logged_steps(path: str | Path) -> LoggedSteps:
     reserved = [float(hit) * unit for form, unit in _RESERVED for hit in re.findall(form, text)]
     batch = batches.pop() if len(batches) == 1 else None
     steps = _summarize_steps(_leave_out_warm_up([one for one in times if one]), way, batch)
-    most = round(max(reserved)) if reserved else None
-    return replace(steps, reserved_bytes=most, in_tokens="tps" in way)
+    return replace(steps, reserved_bytes=round(max(reserved)) if reserved else None, in_tokens="tps" in way)
 
 
 def _read_time(hit: re.Match[str]) -> float:

@@ -146,8 +146,7 @@ def read_megatron(arguments: Mapping[str, Any], file: str, name: str) -> Configu
         step["optimizer"] = optimizer
     if found.flag("deterministic-mode"):
         step["deterministic"] = True
-    fuses_loss = found.flag("cross-entropy-loss-fusion")
-    if fuses_loss and found.take("cross-entropy-fusion-impl") == "te":
+    if found.flag("cross-entropy-loss-fusion") and found.take("cross-entropy-fusion-impl") == "te":
         step["loss"] = FUSED
     degrees = _read_degrees(found, model)
     total = "global-batch-size"
@@ -223,8 +222,7 @@ def _read_model(found: Fields, name: str) -> LanguageModel:
     usual = hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden
     gated = found.flag("quick-geglu") or gated
     groups = found.size("num-query-groups", heads)
-    rotary = found.flag("use-rotary-position-embeddings")
-    positions = "rope" if rotary else "learned_absolute"
+    positions = "rope" if found.flag("use-rotary-position-embeddings") else "learned_absolute"
     positions = found.word("position-embedding-type", _POSITIONS, positions)
     longest = found.size("max-position-embeddings", found.size("seq-length", 1))
     norm = found.word("normalization", _NORMS, "LayerNorm")
@@ -325,8 +323,7 @@ def _find_vocabulary(found: Fields) -> int:
 def _find_precision(found: Fields) -> str:
     """Return the precision recipe; InputError where FP8 is computed in another way than is built."""
     if found.flag("fp16"):
-        in_fp32 = found.flag("accumulate-allreduce-grads-in-fp32")
-        return "megatron-fp16-fp32-reduce" if in_fp32 else "megatron-fp16"
+        return "megatron-fp16-fp32-reduce" if found.flag("accumulate-allreduce-grads-in-fp32") else "megatron-fp16"
     in_half = "-reduce" * found.flag("grad-reduce-in-bf16")
     if found.take("fp8-format") is not None:
         kept = "-params" * found.flag("fp8-param-gather") + (in_half and f"-bf16{in_half}")

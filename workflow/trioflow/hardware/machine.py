@@ -176,8 +176,7 @@ class DeviceSheet:
     def parts(self) -> DeviceName:
         """What the sheet says of product, memory and form factor."""
         own = read_name(self.name)
-        said = self.form_factor or own.form_factor
-        return DeviceName(own.product, round(self.memory_bytes / 1e9), said)
+        return DeviceName(own.product, round(self.memory_bytes / 1e9), self.form_factor or own.form_factor)
 
     def is_same_gpu(self, other: DeviceSheet) -> bool:
         """Return whether two sheets share a name, and no number that times depend on and both give differs."""
@@ -580,8 +579,7 @@ class Platform(Derives):
         host = dict(self.host)
         each_s, beyond_s = (host.pop(f"exchange_per_rank{where}_s", 0.0) for where in ("", "_beyond_node"))
         each_s += beyond_s if plan.tensor > (self.ranks_per_node or plan.tensor) else 0.0
-        over_nodes = plan.ranks > (self.ranks_per_node or plan.ranks)
-        if framework == NANOTRON and over_nodes:
+        if framework == NANOTRON and plan.ranks > (self.ranks_per_node or plan.ranks):
             for key in ("tensor_parallel_forward_s", "tensor_parallel_backward_s"):
                 host[key] = host.get(key, 0.0) + plan.tensor * each_s
         return host

@@ -214,12 +214,10 @@ _DUE: Mapping[Any, str] = {
 
 def _read_kinds(hint: Any) -> set[Any]:
     """Return the kinds of value that a parameter's type allows; none where it has none."""
-    if hint is None or hint is Any:
+    if hint is None or hint is Any or hint is type(None):
         return set()
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return set().union(*map(_read_kinds, typing.get_args(hint)))
-    if hint is type(None):
-        return set()
     return {typing.get_origin(hint) or hint, object}
 
 

@@ -145,8 +145,7 @@ def measure_plans(steps: str | Path, events: str | Path, folder: str | Path) -> 
     """
     recorded, found = read_json(steps), pd.read_parquet(events)
     marks = relate_marks(pd.DataFrame(recorded["marks"], columns=STEP_MARKS.names))
-    for name in ("message_bytes", "match_id", "micro_batch", "stage"):
-        found[name] = found[name].astype("Int64")
+    found = found.astype(dict.fromkeys(("message_bytes", "match_id", "micro_batch", "stage"), "Int64"))
     chosen = {name: choose_round(marks, str(name)) for name in found["experiment"].unique()}
     shown = found[found["round"] == found["experiment"].map(chosen)].drop(columns="round")
     measurements = pd.DataFrame(recorded["steps"])[tables.MEASUREMENTS.names]

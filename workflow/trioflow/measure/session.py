@@ -102,8 +102,7 @@ def calibrate_workload(
         write_json(Path(temporary) / "job.json", job)
         _run_ranks(ranks, Path(temporary))
         results = [read_json(Path(temporary) / f"result-{r}.json") for r in range(ranks)]
-        files = sorted(Path(temporary).glob("events-*.parquet"))
-        events = [pd.read_parquet(file) for file in files]
+        events = [pd.read_parquet(file) for file in sorted(Path(temporary).glob("events-*.parquet"))]
     _save(job, results, facts, Path(folder))
     steps = [{**step, "workload": str(row["workload"])} for result in results for step in result["steps"]]
     marks = [mark for result in results for mark in result["marks"]]

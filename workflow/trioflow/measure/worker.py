@@ -325,8 +325,7 @@ def _make_step(
     micro_steps = int(plan.get("accumulate", 1))
     step = _ReplicaStep(workload, model, batch // micro_steps, device, seed, micro_steps)
     by_default = plan.get("sharding", "none") in UNIT_SHARDINGS and not plan.get("no_sync", False)
-    keeps = {"step": True, "micro-batch": False}.get(str(plan.get("gradient_sync")), not by_default)
-    step.keeps = keeps
+    step.keeps = {"step": True, "micro-batch": False}.get(str(plan.get("gradient_sync")), not by_default)
     return step
 
 
@@ -413,8 +412,7 @@ def _make_pipeline_step(
     # The schedule calls these two for each micro-batch, after what it waits for has come.
     stage.forward_one_chunk = marks.wrap_chunk("forward", stage.forward_one_chunk)
     stage.backward_one_chunk = marks.wrap_chunk("backward", stage.backward_one_chunk)
-    loss = marks.extend_last(workload.loss)
-    schedule = kind(stage, int(plan["micro_batches"]), loss_fn=loss)
+    schedule = kind(stage, int(plan["micro_batches"]), loss_fn=marks.extend_last(workload.loss))
 
     def step() -> None:
         marks.clear()

@@ -164,9 +164,8 @@ def wire_factor(collective: str, ranks: int) -> float:
     """
     if collective == "all_reduce":
         return 2.0 * (ranks - 1) / ranks
-    if collective in ("reduce_scatter", "all_gather", "all_to_all", "scatter", "gather"):
-        return (ranks - 1) / ranks
-    return 1.0
+    shares = collective in ("reduce_scatter", "all_gather", "all_to_all", "scatter", "gather")
+    return (ranks - 1) / ranks if shares else 1.0
 
 
 def count_steps(collective: str, ranks: int, *, chain: bool = False) -> int:
@@ -320,6 +319,4 @@ class BetweenNodes(Struct, frozen=True):
 def find_between_nodes(name: str) -> BetweenNodes | None:
     """Return what ships of a platform; None where nothing was measured between its nodes."""
     path = SHIPPED_MODELS / name / NODES_FILE
-    if not path.exists():
-        return None
-    return from_json(read_json(path), BetweenNodes)
+    return from_json(read_json(path), BetweenNodes) if path.exists() else None

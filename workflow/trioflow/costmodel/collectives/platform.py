@@ -92,8 +92,7 @@ def recognise_device(name: str) -> KnownDevice:
 
 def parse_version(text: str) -> tuple[int, ...]:
     """Return the numbers of a version such as ``2.27.3`` or ``NCCL 2.27.3+cuda12.4``."""
-    word = text.removeprefix("NCCL").strip().partition("+")[0].partition("-")[0]
-    parts = word.split(".")
+    parts = text.removeprefix("NCCL").strip().partition("+")[0].partition("-")[0].split(".")
     return tuple(int(part) for part in parts) if all(p.isdigit() for p in parts) else ()
 
 
@@ -569,9 +568,7 @@ class PlatformCollectives:
             times = np.maximum.accumulate(self.methods[self.method].predict(key, sizes))
             self._grids[key] = sizes, times
         sizes, times = self._grids[key]
-        if size > sizes[-1]:
-            return float(times[-1] * size / sizes[-1])
-        return float(np.interp(size, sizes, times))
+        return float(times[-1] * size / sizes[-1] if size > sizes[-1] else np.interp(size, sizes, times))
 
     def save(self, path: str | Path) -> None:
         """Write the model as JSON; equal models give equal bytes."""

@@ -250,12 +250,11 @@ def _check_samples(samples: pd.DataFrame, columns: Sequence[str]) -> None:
 def fit_nccl(points: pd.DataFrame, machine: NcclMachine, library: str) -> Nccl:
     """Calibrate every operation, within and between nodes apart."""
     constants = load_constants(library)
-    found = {}
-    for (collective, between), rows in points.groupby(["collective", points["nodes"] > 1]):
-        found[str(collective), "between" if between else "within"] = calibrate(
-            str(collective), rows, machine, constants
-        )
-    return Nccl(machine, library, found)
+    calibrations = {
+        (str(collective), "between" if between else "within"): calibrate(str(collective), rows, machine, constants)
+        for (collective, between), rows in points.groupby(["collective", points["nodes"] > 1])
+    }
+    return Nccl(machine, library, calibrations)
 
 
 def choose_shape(points: pd.DataFrame, form: Nccl) -> str:

@@ -285,8 +285,7 @@ def _retime_facts(trace: Trace, operators: Columns) -> Facts:
     other = {name: fact for name, fact in trace.facts.other.items() if not name.startswith(_OF_THE_SOURCE)}
     facts = replace(trace.facts, step_time_s=new_s, other=other, **of_the_source)
     if facts.step_times_s:
-        times = [float(t) * new_s / step_s for t in facts.step_times_s]
-        facts = replace(facts, step_times_s=times)
+        facts = replace(facts, step_times_s=[float(t) * new_s / step_s for t in facts.step_times_s])
     if facts.busy_s is not None:
         facts = replace(facts, busy_s=float(facts.busy_s) * after_s / before_s)
     return facts
@@ -349,8 +348,7 @@ class NewGpuOperatorModel(RowCostModel, Struct, frozen=True):
 
     def step_interval_basis(self, kind: str = "rescale") -> str:
         """Say what the step interval was estimated from."""
-        basis = self.base.step_interval_basis(kind)
-        return f"{basis}, on {self.source.driver_name}"
+        return f"{self.base.step_interval_basis(kind)}, on {self.source.driver_name}"
 
 
 def _join(first: Columns, second: Columns, end: str) -> Floats:

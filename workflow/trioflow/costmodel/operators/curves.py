@@ -529,8 +529,7 @@ def _append_kinds(operators: Rows, classes: Names, rows: Mapping[str, Any]) -> N
     if all(name in operators for name in growing):
         still = [read_numbers(operators[name]) == 0 for name in growing]
         fixed = still[0] & still[1] & (rows["write_bytes"] > 0)
-        backward = rows["phase"].isin(["backward"])
-        kinds[(classes == "elementwise") & backward & fixed] = "elementwise/accumulation"
+        kinds[(classes == "elementwise") & rows["phase"].isin(["backward"]) & fixed] = "elementwise/accumulation"
     return kinds
 
 

@@ -318,8 +318,7 @@ class OperatorCostModel(RowCostModel, Struct, frozen=True, dict=True):
         curves = dict(self.curves)
         for (name, phase), found in self.curves.items():
             if name in timed or name == ANY:
-                least_s = known.get(base_class(name), known[ANY])
-                curves[name, phase] = found.queued(least_s)
+                curves[name, phase] = found.queued(known.get(base_class(name), known[ANY]))
         return structs.replace(self, curves=curves)
 
     def step_interval(self, kind: str = "rescale", distance: float | None = None) -> tuple[float, float]:
@@ -383,8 +382,7 @@ class OperatorCostModel(RowCostModel, Struct, frozen=True, dict=True):
         """Return a prediction: times with the interval of their class at distances from what was recorded."""
         low, high = np.ones(len(time_s)), np.ones(len(time_s))
         for operator_class, phase, positions in class_positions(rows):
-            band = find_band(bands, operator_class, phase)
-            low[positions], high[positions] = band.factors(distances[positions])
+            low[positions], high[positions] = find_band(bands, operator_class, phase).factors(distances[positions])
         return Columns({"time_s": time_s, "low_s": time_s * low, "high_s": time_s * high, "extrapolated": outside})
 
     def _outside(self, rows: Columns) -> Flags:
@@ -426,5 +424,4 @@ def _model(content: dict[str, Any]) -> OperatorCostModel:
 @cache
 def load_shipped_models() -> dict[str, OperatorCostModel]:
     """Return the models that ship, a GPU's by the name of its sheet."""
-    paths = sorted(SHIPPED_MODELS.glob("*/operators.json"))
-    return {path.parent.name: load_operator_model(path) for path in paths}
+    return {path.parent.name: load_operator_model(path) for path in sorted(SHIPPED_MODELS.glob("*/operators.json"))}

@@ -101,8 +101,7 @@ def build_ring(ranks: int, bandwidth_bytes_per_s: float, latency_s: float, *, ch
     n is even (one partner each) and 2 n where it is odd (two most distant ranks each). Diameter
     without chords: floor(n / 2).
     """
-    pairs = _pair(name_ranks(ranks), chords)
-    return join_pairs(pairs, bandwidth_bytes_per_s, latency_s)
+    return join_pairs(_pair(name_ranks(ranks), chords), bandwidth_bytes_per_s, latency_s)
 
 
 def build_double_ring(
@@ -175,8 +174,7 @@ def build_mesh(
 
     Nodes: r c l. Links: 2 ((r-1) c l + r (c-1) l + r c (l-1)). Diameter: r + c + l - 3.
     """
-    pairs = _pair_neighbours(ranks, (layers, rows, columns), wrapped=False)
-    return join_pairs(pairs, bandwidth_bytes_per_s, latency_s)
+    return join_pairs(_pair_neighbours(ranks, (layers, rows, columns), wrapped=False), bandwidth_bytes_per_s, latency_s)
 
 
 def build_torus(
@@ -191,8 +189,7 @@ def build_torus(
     (both ways round are one link) and 0 for k = 1. Diameter: floor(r / 2) + floor(c / 2) + floor(l
     / 2).
     """
-    pairs = _pair_neighbours(ranks, (layers, rows, columns), wrapped=True)
-    return join_pairs(pairs, bandwidth_bytes_per_s, latency_s)
+    return join_pairs(_pair_neighbours(ranks, (layers, rows, columns), wrapped=True), bandwidth_bytes_per_s, latency_s)
 
 
 def build_cube_mesh(ranks: int, bandwidth_bytes_per_s: float, latency_s: float) -> list[Link]:

@@ -40,8 +40,7 @@ def build_fully_connected(ranks: int, bandwidth_bytes_per_s: float, latency_s: f
 
     Nodes: n. Links: n (n - 1). Diameter: 1.
     """
-    ends = itertools.permutations(name_ranks(ranks), 2)
-    return [Link(source, target, bandwidth_bytes_per_s, latency_s) for source, target in ends]
+    return [Link(*ends, bandwidth_bytes_per_s, latency_s) for ends in itertools.permutations(name_ranks(ranks), 2)]
 
 
 def build_switch(ranks: int, bandwidth_bytes_per_s: float, latency_s: float) -> list[Link]:
@@ -89,9 +88,7 @@ def build_nvswitch(
         (node, f"nvswitch{rank // size * planes + plane}") for rank, node in enumerate(nodes) for plane in range(planes)
     )
     links = join_pairs(ends, bandwidth_bytes_per_s / planes, latency_s)
-    if boards == 1:
-        return links
-    return links + _join_boards(boards, planes, trunk_bandwidth_bytes_per_s, trunk_latency_s)
+    return links if boards == 1 else links + _join_boards(boards, planes, trunk_bandwidth_bytes_per_s, trunk_latency_s)
 
 
 def _join_boards(boards: int, planes: int, bandwidth: float | None, latency_s: float | None) -> list[Link]:
@@ -219,8 +216,7 @@ def _join_groups(groups: int, routers_per_group: int, bandwidth: float, latency_
         ahead = (other - group) % groups
         return f"router{group * routers_per_group + (ahead - 1) // ports}"
 
-    pairs = itertools.combinations(range(groups), 2)
-    ends = ((name_gate(one, other), name_gate(other, one)) for one, other in pairs)
+    ends = ((name_gate(one, other), name_gate(other, one)) for one, other in itertools.combinations(range(groups), 2))
     return join_pairs(ends, bandwidth, latency_s)
 
 
