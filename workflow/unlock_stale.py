@@ -35,7 +35,7 @@ def working_here() -> tuple[list[int], list[int]]:
 
 def main() -> int:
     """Wait for orphaned jobs and unlock the directory; refuse while a Snakemake works in it."""
-    told = False
+    reported = False
     while True:
         locked = LOCKS.is_dir() and any(LOCKS.iterdir())
         snakemakes, jobs = working_here()
@@ -44,9 +44,9 @@ def main() -> int:
             return 2
         if snakemakes or not jobs:
             break
-        if not told:
+        if not reported:
             print(f"waiting for a job of a killed run to end (process {jobs[0]})", flush=True)
-            told = True
+            reported = True
         time.sleep(1)
     if locked:
         print("removing the lock of a run that was killed", flush=True)

@@ -18,17 +18,17 @@ def score_pairs(questions: Iterable[Sequence[tuple[RankedStep, float]]]) -> pd.D
     Every two plans of a question (what is predicted, measured step [s]) are a pair. Columns
     ``low``, ``high`` (ends of the group), ``pairs``, ``stated``, ``won`` (ties by halves).
     """
-    found: list[tuple[float, float]] = []
+    scores: list[tuple[float, float]] = []
     for plans in questions:
         for (one, one_s), (other, other_s) in itertools.combinations(plans, 2):
             chance = probability_faster(one, other)
             won = float(one_s < other_s) + float(one_s == other_s) / 2
-            found.append((chance, won) if chance >= 0.5 else (1 - chance, 1 - won))
-    pairs = pd.DataFrame(found, columns=["stated", "won"], dtype=np.float64)
+            scores.append((chance, won) if chance >= 0.5 else (1 - chance, 1 - won))
+    pairs = pd.DataFrame(scores, columns=["stated", "won"], dtype=np.float64)
     group = pd.cut(pairs["stated"], list(_ENDS), include_lowest=True)
     rows = [
-        {"low": max(ends.left, _ENDS[0]), "high": ends.right, "pairs": len(mine), **mine.mean().to_dict()}
-        for ends, mine in pairs.groupby(group, observed=True)
+        {"low": max(ends.left, _ENDS[0]), "high": ends.right, "pairs": len(of_group), **of_group.mean().to_dict()}
+        for ends, of_group in pairs.groupby(group, observed=True)
     ]
     return pd.DataFrame(rows, columns=["low", "high", "pairs", "stated", "won"])
 

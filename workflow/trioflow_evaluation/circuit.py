@@ -78,9 +78,9 @@ class CircuitNetwork(RoutedNetwork):
     @property
     def open_circuits(self) -> tuple[tuple[str, str], ...]:
         """Source and target of every open circuit, least recently used first."""
-        found = [one for circuits in self._leaving.values() for one in circuits.values()]
-        found.sort(key=_age)
-        return tuple((circuit.source, circuit.target) for circuit in found)
+        circuits_open = [one for circuits in self._leaving.values() for one in circuits.values()]
+        circuits_open.sort(key=_age)
+        return tuple((circuit.source, circuit.target) for circuit in circuits_open)
 
     def start(self, flow: Flow, time_s: float) -> None:
         """Let a flow start; see ``Network.start``."""

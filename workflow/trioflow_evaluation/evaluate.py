@@ -80,7 +80,7 @@ def evaluate(
     counts as infinitely wrong in medians and shares. ``question``: columns that cases share whose order is scored.
     """
     measured, predicted, low, high = map(quantity.format, ("measured", "predicted", "low", "high"))
-    found: list[dict[str, Any]] = []
+    scores: list[dict[str, Any]] = []
     for name, cases in groups:
         signed = cases[predicted].astype(float) / cases[measured] - 1
         size = signed.abs().fillna(np.inf)
@@ -102,8 +102,8 @@ def evaluate(
         if question:
             renamed = cases.rename(columns={measured: "measured_s", predicted: "predicted_s"})
             score["in_order"] = share_in_order(renamed, list(question))
-        found.append(score)
-    return pd.DataFrame(found)
+        scores.append(score)
+    return pd.DataFrame(scores)
 
 
 def render_scores(scores: pd.DataFrame, title: str, shown: Sequence[str], what: str) -> str:

@@ -34,21 +34,21 @@ def check_file(path: str | Path, kind: type[InputError] = InputError, largest_by
     ``kind``: class of the error; ``largest_bytes``: no limit unless given.
     """
     try:
-        found = Path(path).stat()
+        status = Path(path).stat()
     except FileNotFoundError:
         raise kind("no such file", file=path) from None
     except (OSError, ValueError) as error:
         raise kind(f"cannot be read: {_reason(error)}", file=path) from None
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise kind("cannot be read: it is a folder", file=path, fix="name a file in it")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise kind(
             "cannot be read: it is a pipe or a device, not a regular file",
             file=path,
             fix="write its content to a file first",
         )
-    if largest_bytes is not None and found.st_size > largest_bytes:
-        raise _too_large(path, found.st_size, largest_bytes, kind)
+    if largest_bytes is not None and status.st_size > largest_bytes:
+        raise _too_large(path, status.st_size, largest_bytes, kind)
 
 
 def read_content(
@@ -146,11 +146,11 @@ def _members(value: Any) -> Iterable[tuple[Any, Any]]:
 
 def _take_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make an object of its pairs, of which JSON would keep the last of a key."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    content = dict(pairs)
+    if len(content) != len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"the key {twice!r:.60} is written twice")
-    return found
+    return content
 
 
 def parse_cells(

@@ -22,15 +22,15 @@ def find_available_bytes() -> float | None:
     holds the process (version 1 or 2), and of the limit of its address space (``ulimit -v``). Pages
     of files that are no longer used count as left.
     """
-    fields, found = _read_fields(_MEMINFO), []
+    fields, limits = _read_fields(_MEMINFO), []
     if "MemAvailable" in fields:
-        found.append(fields["MemAvailable"] * 1024)
+        limits.append(fields["MemAvailable"] * 1024)
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
-        found.append(max(limit - _read_fields(_STATUS).get("VmSize", 0.0) * 1024, 0.0))
+        limits.append(max(limit - _read_fields(_STATUS).get("VmSize", 0.0) * 1024, 0.0))
     for folder, files in _list_groups():
-        found += _read_group(folder, *files)
-    return min(found, default=None)
+        limits += _read_group(folder, *files)
+    return min(limits, default=None)
 
 
 def _list_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
@@ -59,12 +59,12 @@ def _read_group(folder: Path, limit: str, used: str, given_back: str) -> list[fl
 
 def _read_fields(file: Path) -> dict[str, float]:
     """Return the numbers of a file of names and numbers; nothing where it cannot be read."""
-    found = {}
+    values = {}
     try:
         for line in file.read_text().splitlines():
             words = line.replace(":", " ").split()
             if len(words) > 1 and words[1].isdigit():
-                found[words[0]] = float(words[1])
+                values[words[0]] = float(words[1])
     except OSError:
         pass
-    return found
+    return values

@@ -389,8 +389,8 @@ _COUNTS = [
 
 def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
     """Return what is wrong, or does not go together, in a plan: column, problem and fix."""
-    if found := find_count_problem(plan):
-        return found
+    if problem := find_count_problem(plan):
+        return problem
     shared, groups = plan.sharding != "none", plan.shard > 1 or plan.sharding == "hsdp"
     uneven = groups and (not 1 < plan.shard < plan.replicas or bool(plan.replicas % plan.shard))
     known = plan.schedule in ("none", *SCHEDULES) or plan.schedule in list_plugins(SCHEDULE_GROUP)
@@ -527,7 +527,7 @@ def _list_style_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
     overlaps = plan.tensor_overlap in ("backward", "products")
     other = [
         name
-        for name, held in (
+        for name, broken in (
             ("tensor parallelism", plan.tensor > 1),
             ("a pipeline", plan.pipeline > 1),
             (plan.sharding, plan.sharding != "none"),
@@ -536,7 +536,7 @@ def _list_style_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
             (f"offload {plan.offload}", plan.offload != "none"),
             ("context parallelism", plan.context > 1),
         )
-        if held
+        if broken
     ]
     several = "data-parallel replicas" if plan.data > 1 else "a pipeline"
     parts = [name for name in ("sequence_parallel", "vocabulary_parallel") if getattr(plan, name)]
@@ -609,7 +609,7 @@ def _list_expert_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
     """
     overlaps, name = plan.expert_overlap, "expert_overlap"
     several, cut, inside = plan.places_experts, plan.expert_cut, plan.expert * plan.expert_cut
-    held = "data-parallel" if plan.context == 1 else "data- and context-parallel"
+    axis = "data-parallel" if plan.context == 1 else "data- and context-parallel"
     return [
         (
             bool(plan.tensor % cut),
@@ -620,7 +620,7 @@ def _list_expert_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
         (
             several and cut == plan.tensor and bool(plan.replicas % plan.expert),
             "expert",
-            f"{plan.expert} expert-parallel ranks do not divide {plan.replicas} {held} ones",
+            f"{plan.expert} expert-parallel ranks do not divide {plan.replicas} {axis} ones",
             f"use a divisor of {plan.replicas}"
             + (
                 f", or expert_tensor 1, with which experts lie over all {plan.replicas * plan.tensor} ranks of a stage"

@@ -40,19 +40,19 @@ def load_plugin(
     ``what`` (``network``) and ``place``, for messages. Raises InputError of the class ``error``,
     when no package registers the name, several do, or it cannot be loaded or called.
     """
-    found = [entry for entry in _find_entries(group) if entry.name == name]
-    if not found:
+    entries = [entry for entry in _find_entries(group) if entry.name == name]
+    if not entries:
         names = list_plugins(group, known)
         raise error(
             f"no {what} is called {name!r}", place=place, fix=f"{suggest(name, names)}known are {', '.join(names)}"
         )
-    if len({entry.value for entry in found}) > 1:
+    if len({entry.value for entry in entries}) > 1:
         raise error(
-            f"the {what} {name!r} is registered {len(found)} times",
+            f"the {what} {name!r} is registered {len(entries)} times",
             place=place,
             fix="remove all but one of the packages that register it",
         )
-    entry = found[0]
+    entry = entries[0]
     try:
         loaded = entry.load()
     except (ImportError, AttributeError) as problem:

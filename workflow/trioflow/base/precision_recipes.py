@@ -213,12 +213,12 @@ RECIPE_NAMES = (*RECIPES, *_AUTOCAST)
 
 def choose_recipe(name: str, place: str = "--precision") -> PrecisionRecipe:
     """Return a recipe by its name; InputError where there is none."""
-    found = RECIPES.get(_AUTOCAST.get(name, name))
-    if found is None:
+    recipe = RECIPES.get(_AUTOCAST.get(name, name))
+    if recipe is None:
         raise InputError(
             f"{place}: unknown precision {name!r}",
             fix=f"use {place} {name.replace('+', ' --fusion ')}"
             if "+" in name
             else f"use one of {', '.join(RECIPE_NAMES)}",
         )
-    return found
+    return recipe

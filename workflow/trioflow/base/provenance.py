@@ -53,10 +53,10 @@ def list_modules(package: str) -> list[Path]:
     inside = package.endswith("/*")
     folder = home / package.removesuffix("/*")
     module = folder.with_suffix(".py")
-    found = [module] if module.is_file() else sorted(folder.glob("*.py" if inside else "**/*.py"))
-    if not found:
+    files = [module] if module.is_file() else sorted(folder.glob("*.py" if inside else "**/*.py"))
+    if not files:
         raise FileNotFoundError(f"trioflow has no package or module {package!r}")
-    return found
+    return files
 
 
 @cache
@@ -72,14 +72,14 @@ def _digest_package(name: str) -> bytes:
 @cache
 def _data_of_modules() -> dict[Path, list[Path]]:
     """Return what modules hold below ``data``: a file of a module's name, or the files of such a folder."""
-    found: dict[Path, list[Path]] = {}
+    files_of: dict[Path, list[Path]] = {}
     for package in (PACKAGE, PACKAGE.parent / EVALUATION):
         for path in sorted((data := package / "data").rglob("*.*")):
             own = (package / path.relative_to(data)).with_suffix(".py")
             own = own if own.is_file() else own.parent.with_suffix(".py")
             if own.is_file():
-                found.setdefault(own, []).append(path)
-    return found
+                files_of.setdefault(own, []).append(path)
+    return files_of
 
 
 def stamp(inputs: Iterable[str | Path] = (), **facts: Any) -> dict[str, Any]:

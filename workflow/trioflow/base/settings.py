@@ -155,7 +155,7 @@ def describe_problem(error: ValidationError, cell: str | None = None) -> str:
 
 def list_descriptions(folder: str | Path) -> dict[str, str]:
     """Return the YAML files of a folder (sweeps, figures), if there, by name; InputError where one breaks ``NAME``."""
-    found = {}
+    descriptions = {}
     for path in sorted(Path(folder).glob("*.yaml")):
         if not re.fullmatch(NAME, path.stem):
             raise InputError(
@@ -163,8 +163,8 @@ def list_descriptions(folder: str | Path) -> dict[str, str]:
                 file=path,
                 fix="rename the file",
             )
-        found[path.stem] = str(path)
-    return found
+        descriptions[path.stem] = str(path)
+    return descriptions
 
 
 def suggest_name(word: str, known: Iterable[str]) -> str:

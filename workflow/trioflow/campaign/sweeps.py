@@ -60,8 +60,8 @@ def list_points(operation: str, level: str) -> list[dict[str, Any]]:
     """Return the sizes of one level of an operation's sweep; InputError where there is no such operation or level."""
     if level not in OPERATIONS.get(operation, ()):
         known = [f"{name} {key}" for name, spec in OPERATIONS.items() for key in spec if isinstance(spec[key], tuple)]
-        asked = f"{operation} {level}"
-        raise InputError(f"no sweep {asked!r}", fix=f"{suggest(asked, known)}see data/campaign/sweeps.toml")
+        sweep = f"{operation} {level}"
+        raise InputError(f"no sweep {sweep!r}", fix=f"{suggest(sweep, known)}see data/campaign/sweeps.toml")
     spec = OPERATIONS[operation]
     return [
         dict(zip(spec["sizes"], values, strict=True))

@@ -351,12 +351,12 @@ def _run_largest(options: argparse.Namespace) -> None:
         (f"largest that is {DOUBTED:.0%} likely to fit", "roomy"),
         ("the next does not fit", "next"),
     ):
-        if found := answer[name]:
-            needed, room = format_apart(found["reserved_bytes"] + answer["outside_bytes"], answer["memory_bytes"])
+        if largest := answer[name]:
+            needed, room = format_apart(largest["reserved_bytes"] + answer["outside_bytes"], answer["memory_bytes"])
             if what == "batch":
-                unit = f"samples a step, {found[what] // (plan.data * plan.pieces)} a micro-batch"
-            likely = describe_probability(found["fit_probability"])
-            facts.append((head, f"{found[what]:,} {unit}: {needed} of {room}, {likely}"))
+                unit = f"samples a step, {largest[what] // (plan.data * plan.pieces)} a micro-batch"
+            likely = describe_probability(largest["fit_probability"])
+            facts.append((head, f"{largest[what]:,} {unit}: {needed} of {room}, {likely}"))
     print(format_facts(facts))
 
 

@@ -201,9 +201,9 @@ def _choose_scheduled_plan(options: argparse.Namespace) -> tuple[Plan, Schedule 
     if other := next((name for name in ("schedule", "plan") if getattr(options, name)), None):
         raise PlanError(f"--{other} and --schedule-file were both given", fix="give one of them")
     of_file = ("pipeline", "micro_batches", "stages_per_rank")
-    asked = {name: given.pop(name) for name in of_file if name in given}
+    chosen = {name: given.pop(name) for name in of_file if name in given}
     plan, schedule = read_plan(options.schedule_file, **given)
-    for name, value in {**asked, **list_given(options, ["ranks"])}.items():
+    for name, value in {**chosen, **list_given(options, ["ranks"])}.items():
         if value != getattr(plan, name):
             flag = name_flag(name)
             raise PlanError(
@@ -328,29 +328,29 @@ def apply_configuration(options: argparse.Namespace) -> None:
         apply_gpus(options)
     if options.trace or options.plan:
         raise InputError("--megatron gives the model and the plan", fix="leave TRACE and --plan out")
-    found = launch or find_configuration(options.megatron)
-    if not isinstance(found, Configuration):
+    configuration = launch or find_configuration(options.megatron)
+    if not isinstance(configuration, Configuration):
         raise InputError(
             "no configuration of a decoder that trioflow builds, nor of its plan"
-            if found
+            if configuration
             else "there is no such configuration",
             file=options.megatron,
         )
     options.trace = [options.megatron]
-    for column, value in found.degrees.items():
+    for column, value in configuration.degrees.items():
         if column != "data" and vars(options)[column] in (None, False):
             setattr(options, column, value if value not in ("none", 0) else None)
     stages = (options.pipeline or 1) * (options.stages_per_rank or 1)
-    if options.stages is None and stages == len(found.stages):
-        options.stages = found.name_stages()
-    _share_ranks(options, found)
+    if options.stages is None and stages == len(configuration.stages):
+        options.stages = configuration.name_stages()
+    _share_ranks(options, configuration)
 
 
-def _share_ranks(options: argparse.Namespace, found: Configuration) -> None:
+def _share_ranks(options: argparse.Namespace, configuration: Configuration) -> None:
     """Settle the data degree, the batch and the micro-batches."""
     tensor, pipeline, context = (getattr(options, n) or 1 for n in ("tensor", "pipeline", "context"))
     rest_of = tensor * context * pipeline
-    data = options.data or found.degrees.get("data")
+    data = options.data or configuration.degrees.get("data")
     if options.ranks is None:
         options.ranks = rest_of * (data or max(NODE // rest_of, 1))
         if data is None:
@@ -367,10 +367,10 @@ def _share_ranks(options: argparse.Namespace, found: Configuration) -> None:
     if options.sharding != "distributed":
         options.gather_overlap = False
     elif options.shard is None:
-        options.shard = found.count_shard(data * context)
-    micro = int(found.step.get("batch", 1))
+        options.shard = configuration.count_shard(data * context)
+    micro = int(configuration.step.get("batch", 1))
     if options.batch is None:
-        options.batch = found.global_batch or data * micro * (found.accumulate or pipeline)
+        options.batch = configuration.global_batch or data * micro * (configuration.accumulate or pipeline)
     pieces, rest = divmod(options.batch, data * micro)
     if rest or not pieces:
         raise PlanError(

@@ -135,7 +135,7 @@ def _simulate_messages(options: argparse.Namespace, platform: Platform, size: in
 
 
 def _simulate(
-    options: argparse.Namespace, platform: Platform, size: int, cost: CollectiveCost | None, **ways: Any
+    options: argparse.Namespace, platform: Platform, size: int, cost: CollectiveCost | None, **settings: Any
 ) -> Result:
     """Run one collective of all ranks."""
     builder = TaskGraphBuilder()
@@ -146,8 +146,8 @@ def _simulate(
         )
     network = spell_network(options.network)
     if cost is not None:
-        return simulate_interval(builder.build(), platform, cost, network=network, **ways)
-    return simulate(builder.build(), platform, network=network, **ways)
+        return simulate_interval(builder.build(), platform, cost, network=network, **settings)
+    return simulate(builder.build(), platform, network=network, **settings)
 
 
 def _summarize(

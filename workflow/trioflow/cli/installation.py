@@ -144,17 +144,17 @@ def _list_packages() -> str:
     except metadata.PackageNotFoundError:
         return "trioflow is not installed here, only imported"
     tools = {"test", "slurm", "kubernetes", "cluster"}
-    found = []
+    packages = []
     for line in lines:
         extra = re.search(r"extra == ['\"](\w+)", line)
         if (extra and extra[1] in tools) or line.startswith("trioflow["):
             continue
         name = re.split(r"[^\w-]", line)[0]
         try:
-            found.append(f"{name} {metadata.version(name)}")
+            packages.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
-            found.append(f"{name} missing" + (f" ({how_to_install(extra[1])})" if extra else ""))
-    return ", ".join(found)
+            packages.append(f"{name} missing" + (f" ({how_to_install(extra[1])})" if extra else ""))
+    return ", ".join(packages)
 
 
 def _try_models() -> str:

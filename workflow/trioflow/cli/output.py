@@ -32,7 +32,7 @@ def escape_text(text: str) -> str:
 
 def escape_control(text: str) -> str:
     """Return text with control characters spelled out, its lines and tabs kept."""
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 class PlainStream:
@@ -198,8 +198,8 @@ def write_page(options: argparse.Namespace, draw: str = "", *answers: Any, **mor
     if options.html:
         charts = import_module("trioflow.report.charts")
         if draw:
-            asked = shlex.join(["trioflow", *options.words])
-            getattr(charts, draw)(*answers, asked=asked, **more).save(options.html)
+            command = shlex.join(["trioflow", *options.words])
+            getattr(charts, draw)(*answers, command=command, **more).save(options.html)
 
 
 FORMS = ("table", "json", "csv", "parquet")

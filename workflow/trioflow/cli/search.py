@@ -372,10 +372,10 @@ def _run_plan(options: argparse.Namespace) -> None:
     write_page(options)
     names = ("tokens", "budget", "price", "power_w", "batch", "memory_margin", "routing", "top", "jobs", *STEP_WORDS)
     frameworks = [name.strip() for name in (options.frameworks or "").split(",") if name.strip()]
-    asked = {**list_given(options, names), "frameworks": frameworks}
+    question = {**list_given(options, names), "frameworks": frameworks}
     if options.output and Path(options.output).is_file():
         raise InputError(f"--output {options.output} is a file", fix="name a folder")
-    best = plan(options.model, options.gpus, watch=show_progress(options), **asked, **list_inter_node(options))
+    best = plan(options.model, options.gpus, watch=show_progress(options), **question, **list_inter_node(options))
     answer = best.to_dict()
     if options.html:
         write_page(options, "plot_search", answer, *_predict_best(best.found))
@@ -401,9 +401,9 @@ def _compare_own(options: argparse.Namespace, best: Mapping[str, Any]) -> None:
     launch = find_model(options.model)
     if not isinstance(launch, Configuration) or not launch.degrees:
         return
-    asked = options.build_parser(["simulate"]).parse_args(["simulate", options.model, "--gpus", options.gpus])
-    apply_configuration(asked)
-    own = predict_options(asked)
+    defaults = options.build_parser(["simulate"]).parse_args(["simulate", options.model, "--gpus", options.gpus])
+    apply_configuration(defaults)
+    own = predict_options(defaults)
     times = f"{format_time(own.step_time_s)} [{format_time(own.low_s)}-{format_time(own.high_s)}]"
     odds = "" if own.fit_probability is None else f", {describe_probability(own.fit_probability)}"
     ratio = own.step_time_s / own.task_graph.metadata.batch / (best["step_time_s"] / best["batch"])

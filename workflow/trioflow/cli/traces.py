@@ -244,23 +244,23 @@ def _run_import(options: argparse.Namespace) -> None:
 
 def _import_ranks(ranks: dict[int, RankFile], given: ImportOptions, folder: str) -> None:
     """Write a trace a rank and say how the ranks differ."""
-    found = import_ranks(ranks, given, folder)
+    imported = import_ranks(ranks, given, folder)
     head = ("rank", "step", "compute", "communication", "messages", "bytes")
-    print(format_table(head, map(_format_rank, found)))
+    print(format_table(head, map(_format_rank, imported)))
     print()
     print(
         format_facts(
             [
-                ("step", _format_spread([one.step_s for one in found])),
-                ("compute", _format_spread([one.compute_s for one in found])),
-                ("communication, waiting included", _format_spread([one.communication_s for one in found])),
+                ("step", _format_spread([one.step_s for one in imported])),
+                ("compute", _format_spread([one.compute_s for one in imported])),
+                ("communication, waiting included", _format_spread([one.communication_s for one in imported])),
             ]
         )
     )
-    print_warnings([f"rank {one.rank}: {warning}" for one in found for warning in one.warnings])
-    traced = all(one.messages is not None for one in found)
+    print_warnings([f"rank {one.rank}: {warning}" for one in imported for warning in one.warnings])
+    traced = all(one.messages is not None for one in imported)
     following = f"simulate {folder}/rank-* --as-traced --platform ..." if traced else f"show {folder}/rank-0"
-    print(f"written: {folder}/rank-0 to rank-{found[-1].rank}\nnext: trioflow {following}")
+    print(f"written: {folder}/rank-0 to rank-{imported[-1].rank}\nnext: trioflow {following}")
 
 
 def _format_rank(one: ProfiledTimes) -> tuple[str, ...]:

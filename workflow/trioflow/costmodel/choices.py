@@ -106,13 +106,13 @@ class Overrides:
     def match(self, operators: Rows) -> Floats:
         """Return the given time of every operator [s], NaN without one; InputError names rows that fit none left."""
         columns = [operators[name].tolist() for name in ("name", "phase", "input_shapes")]
-        found = np.full(len(columns[0]), np.nan)
+        times_s = np.full(len(columns[0]), np.nan)
         used: set[int] = set()
         for place, (name, phase, cell) in enumerate(zip(*columns, strict=True)):
             shapes = tuple(tuple(int(size) for size in shape) for shape in cell)
             row = next((r for r in self.rows if r.fits(str(name), str(phase), shapes)), None)
             if row is not None:
-                found[place] = row.time_s
+                times_s[place] = row.time_s
                 used.add(row.line)
         unused = [row for row in self.rows if row.line not in used]
         if unused:
@@ -123,7 +123,7 @@ class Overrides:
                 fix="name, phase and shapes are those of `trioflow show TRACE --operators`; the first row "
                 "that fits is taken",
             )
-        return found
+        return times_s
 
 
 def load_overrides(path: str | Path) -> Overrides:
@@ -255,8 +255,8 @@ def find_launch_s(host: Mapping[str, float], facts: Facts) -> float:
 
 def mention_launches(warnings: Sequence[str], launch_s: float, facts: Facts) -> list[str]:
     """Return warnings that say what a launch was taken to last, in place of saying that none was."""
-    said = f"; kernel-launch overhead {launch_s * 1e6:.3g} us ({WORDS[facts.recipe.framework]}; docs/platforms.md)"
-    return [text.replace(NO_HOST, said) if launch_s else text for text in warnings]
+    mention = f"; kernel-launch overhead {launch_s * 1e6:.3g} us ({WORDS[facts.recipe.framework]}; docs/platforms.md)"
+    return [text.replace(NO_HOST, mention) if launch_s else text for text in warnings]
 
 
 PLACE = ("op_id", "module", "start_ns", "cpu_ns", "input_ids", "output_ids", "sequence_number", "forward_op_id")
@@ -440,30 +440,30 @@ def prepare_device_times(
     lent = not (untimed[0] or same or carried)
     # Times that stay those of the traced device are rescaled by that device's model.
     on_gpu = not is_processor(device_name) if untimed[0] else traces[0].facts.device == "cuda"
-    found = choose_operator_model(
+    times = choose_operator_model(
         models, traced if lent else device, precision, on_gpu, find_mask(traces[0]), find_kernel(traces[0])
     )
     if sheet is not None and (untimed[0] or carried) and sheet.chip not in measured_chips():
-        found.doubt(
+        times.doubt(
             UNCALIBRATED,
             f"no operator of {device_name}, nor of another board of its chip, was ever measured: times rest on its data "
             "sheet and other GPUs' operators",
         )
     if untimed[0]:
-        _doubt_precision(found, precision)
-        _time(found, traces, device_name, sheet, overrides)
-        return found
-    found.traces = list(traces)
+        _doubt_precision(times, precision)
+        _time(times, traces, device_name, sheet, overrides)
+        return times
+    times.traces = list(traces)
     if carried and sheet is not None:
-        found.traces = [retime_trace(trace, sheet) for trace in traces]
-        found.doubt(_EXTRAPOLATED)
+        times.traces = [retime_trace(trace, sheet) for trace in traces]
+        times.doubt(_EXTRAPOLATED)
     if lent:
-        found.doubt(UNCALIBRATED, f"compute times are those of the traced device ({traced}), not of {device_name}")
-    found.model_text += ", anchored on the recorded times" + (f" of {traced}" if carried else "")
+        times.doubt(UNCALIBRATED, f"compute times are those of the traced device ({traced}), not of {device_name}")
+    times.model_text += ", anchored on the recorded times" + (f" of {traced}" if carried else "")
     if overrides is not None:
-        found.traces = [override_trace(found.traces[0], overrides)]
-        found.doubt(UNCALIBRATED)
-    return found
+        times.traces = [override_trace(times.traces[0], overrides)]
+        times.doubt(UNCALIBRATED)
+    return times
 
 
 def _check_scaled(facts: Facts, device_name: str, sheet: DeviceSheet | None) -> None:
@@ -475,11 +475,11 @@ def _check_scaled(facts: Facts, device_name: str, sheet: DeviceSheet | None) -> 
         )
 
 
-def _doubt_precision(found: DeviceTimes, precision: str) -> None:
+def _doubt_precision(times: DeviceTimes, precision: str) -> None:
     """Say so where the model knows matrix products in another precision than the trace's."""
-    fitted = class_precision(found.model, "gemm")
+    fitted = class_precision(times.model, "gemm")
     if fitted not in (None, precision):
-        found.doubt(
+        times.doubt(
             _EXTRAPOLATED,
             f"the cost model knows GEMMs in {fitted}, and the trace's run in {precision}: "
             "their times are those of the former",
@@ -487,30 +487,30 @@ def _doubt_precision(found: DeviceTimes, precision: str) -> None:
 
 
 def _time(
-    found: DeviceTimes,
+    times: DeviceTimes,
     traces: Sequence[Trace],
     device_name: str,
     sheet: DeviceSheet | None,
     overrides: Overrides | None,
 ) -> None:
-    if sheet is None and found.confidence == UNCALIBRATED:
+    if sheet is None and times.confidence == UNCALIBRATED:
         raise InputError(
             f"the trace holds no times, and no cost model of {device_name} can predict them",
             fix="choose a platform whose device has one, give one with --cost-model, or capture the "
             "workload on a device",
         )
-    found.traces = [
+    times.traces = [
         time_trace(
-            trace, found.model, device_name=device_name, overrides=overrides, device="cpu" if sheet is None else "cuda"
+            trace, times.model, device_name=device_name, overrides=overrides, device="cpu" if sheet is None else "cuda"
         )
         for trace in traces
     ]
-    found.model_text += ", from shapes"
-    found.doubt(_EXTRAPOLATED if overrides is None else UNCALIBRATED)
-    operators = found.traces[0].operator_columns
+    times.model_text += ", from shapes"
+    times.doubt(_EXTRAPOLATED if overrides is None else UNCALIBRATED)
+    operators = times.traces[0].operator_columns
     grouped = operators["name"].holds(lambda name: "grouped_mm" in name)
     if operators["device_ns"][grouped].sum() > _GROUPED_SHARE * operators["device_ns"].sum():
-        found.doubt(
+        times.doubt(
             UNCALIBRATED,
             "grouped matmuls of experts were never measured in training: priced as dense ones, and"
             " their interval is that of an inference engine's fused kernel",
@@ -542,13 +542,13 @@ def choose_operator_model(
         if nearest is not None:
             derived = derive_operator_model(models[nearest], sheet, precision=elsewhere)
             carried = in_precision(derived, sheet, precision, causal, kernel)
-            found = DeviceTimes([], carried, f"{nearest} ({carried.method})")
-            found.doubt(
+            times = DeviceTimes([], carried, f"{nearest} ({carried.method})")
+            times.doubt(
                 _EXTRAPOLATED,
                 f"no cost model of {device_name}: that of {derived.source.driver_name} is transferred; a capture on the GPU "
                 "itself would replace it",
             )
-            return found
+            return times
     if sheet is not None:
         raise InputError(
             f"no cost model of a GPU for {device_name}: {', '.join(models)} is of a processor",
@@ -558,13 +558,13 @@ def choose_operator_model(
         find_device(device_name)  # it says what to write down, and where
     # A processor lends its shape to processors; a GPU model is the last resort.
     name = ([name for name, model in models.items() if model.sheet is None] or list(models))[-1]
-    found = DeviceTimes([], models[name], f"{name} ({models[name].method}), of another device")
-    found.doubt(
+    times = DeviceTimes([], models[name], f"{name} ({models[name].method}), of another device")
+    times.doubt(
         UNCALIBRATED,
         f"no cost model of {device_name}: recorded times are rescaled with the shape of "
         f"{models[name].device_name}'s; fit one with `trioflow fit`",
     )
-    return found
+    return times
 
 
 @cache
@@ -577,8 +577,8 @@ def measured_chips() -> frozenset[str]:
 
 def find_kernel(trace: Trace) -> tuple[float, bool]:
     """Return the version of attention's kernel that a language model's step names, else 0, and whether it is deterministic."""
-    said = trace.facts.language_model or {}
-    return VERSIONS.get(str(said.get("attention")), 0.0), bool(said.get("deterministic"))
+    model = trace.facts.language_model or {}
+    return VERSIONS.get(str(model.get("attention")), 0.0), bool(model.get("deterministic"))
 
 
 def find_mask(trace: Trace) -> bool | None:
@@ -647,8 +647,8 @@ def load_named_platform(name: str, ranks: int) -> Platform:
     platform = load_platform(place, ranks)
     if platform.device.sheet is not None and platform.device.sheet.name == sheet.name:
         return platform
-    doubt = f"trioflow has no platform with {sheet.driver_name}: links and host are those of {place}"
-    return replace(platform, device=Device.of(sheet), doubts=(*platform.doubts, doubt))
+    warning = f"trioflow has no platform with {sheet.driver_name}: links and host are those of {place}"
+    return replace(platform, device=Device.of(sheet), doubts=(*platform.doubts, warning))
 
 
 def find_usual_platform(name: str) -> tuple[DeviceSheet, str] | None:

@@ -48,9 +48,9 @@ def read_model_file(
     if not isinstance(content, dict) or content.get("kind") != kind:
         raise InputError(f"not {what}", file=path, fix="give a file that a fit wrote")
     if any(content.get(key) != value for key, value in known.items()):
-        found = " with ".join(f"{key} {content.get(key)!r}" for key in known)
+        content_words = " with ".join(f"{key} {content.get(key)!r}" for key in known)
         raise InputError(
-            f"{found} is not known",
+            f"{content_words} is not known",
             file=path,
             place=next(iter(known)),
             fix="fit the model again with this version of trioflow",
@@ -146,11 +146,11 @@ def class_of_name(name: str) -> str:
     name does not say; of a view no data moves; optimizer is one call over a list of tensors.
     """
     base, backward = plain_operator_name(name)
-    found = _class_of_base(base)
+    operator_class = _class_of_base(base)
     if backward:
         # A view's gradient is written into a zeroed tensor of the full size.
-        return {"convolution": "convolution_backward", "view": "memory"}.get(found, found)
-    return "convolution_backward" if found == "convolution" and "_backward" in base else found
+        return {"convolution": "convolution_backward", "view": "memory"}.get(operator_class, operator_class)
+    return "convolution_backward" if operator_class == "convolution" and "_backward" in base else operator_class
 
 
 @lru_cache(maxsize=4096)
@@ -404,9 +404,9 @@ def reprice_columns(model: OperatorModel, operators: Columns, target: Columns) -
     return _read_prices(model.rescale(*(table.to_frame(NULLABLE["operators"]) for table in (operators, target))))
 
 
-def _read_prices(found: Table) -> Columns:
+def _read_prices(table: Table) -> Columns:
     """Return what a model of another package says; its ``extrapolated`` may be of any type that is true or false."""
-    prices = as_columns(found)
+    prices = as_columns(table)
     return prices.assign(extrapolated=np.asarray(prices["extrapolated"], dtype=bool))
 
 

@@ -299,24 +299,24 @@ def describe_anchor(anchor: StepAnchor) -> list[str]:
     ]
 
 
-def anchor_step(trace: Trace, way: str = TIMER) -> StepAnchor:
+def anchor_step(trace: Trace, anchor: str = TIMER) -> StepAnchor:
     """Return the anchor of a trace at its own ``measured_end_to_end_s``; without it nothing changes.
 
     ``timer``: the excess of the operators over the step is spread over them equally, up to what the
     timer shows where nothing runs (``timer_floor_s``); a factor makes up for the rest. ``ratio``:
     the factor alone. Raises InputError when the way is unknown or the trace holds no times.
     """
-    if way not in ANCHOR_WAYS:
-        raise InputError(f"unknown anchor {way!r}", fix=f"use {', '.join(ANCHOR_WAYS)}")
+    if anchor not in ANCHOR_WAYS:
+        raise InputError(f"unknown anchor {anchor!r}", fix=f"use {', '.join(ANCHOR_WAYS)}")
     step_s = trace.facts.measured_end_to_end_s
-    if step_s is None or way == UNANCHORED:
+    if step_s is None or anchor == UNANCHORED:
         return StepAnchor()
     time_s = trace.operator_columns["device_ns"] * 1e-9
     timed, total_s = int((time_s > 0).sum()), float(time_s.sum())
     if not timed:
         raise InputError("a trace without times has no step to anchor")
     timer_s = 0.0
-    if way == TIMER and total_s > step_s:
+    if anchor == TIMER and total_s > step_s:
         timer_s = min(float(trace.facts.timer_floor_s or 0.0), (total_s - float(step_s)) / timed)
     left_s = float(StepAnchor(timer_s).apply(time_s).sum())
     return StepAnchor(timer_s, float(step_s) / left_s)
@@ -392,7 +392,7 @@ def load_residuals(path: Path = SHIPPED) -> tuple[StepResidual, ...]:
     )
 
 
-def least_half_width(ways: Iterable[str], device_kind: str, workload: str, ranks: int = 1) -> float:
+def least_half_width(groups: Iterable[str], device_kind: str, workload: str, ranks: int = 1) -> float:
     """Return the least half width of a step's 80 % interval, as a logarithm.
 
     As ``fits.operators.fit_step_band`` for each of the independent ``ways`` that leave what was
@@ -400,13 +400,13 @@ def least_half_width(ways: Iterable[str], device_kind: str, workload: str, ranks
     (``device_kind``: PyTorch's type, ``cpu`` or ``cuda``) stands in below ``FEWEST_OF_STEPS``. Beyond the most ranks measured it grows with the
     doublings.
     """
-    return math.sqrt(sum(_half_of_way(way, device_kind, workload, ranks) ** 2 for way in ways))
+    return math.sqrt(sum(_half_of_way(group, device_kind, workload, ranks) ** 2 for group in groups))
 
 
 @cache
-def _half_of_way(way: str, device_kind: str, workload: str, ranks: int) -> float:
+def _half_of_way(group: str, device_kind: str, workload: str, ranks: int) -> float:
     own = spell_workload(workload)
-    rows = [one for one in load_residuals() if one.way == way and one.workload != own]
+    rows = [one for one in load_residuals() if one.way == group and one.workload != own]
     same = [one for one in rows if one.device_kind == device_kind]
     if len({one.workload for one in same}) >= FEWEST_OF_STEPS:
         rows = same
@@ -508,12 +508,12 @@ def _combine_parts(parts: Iterable[Spread]) -> Spread:
     """Return root mean squares of some jobs' spreads; autocorrelations as their variances weigh them."""
     known = list(parts)
     squares = {name: [getattr(one, name) ** 2 for one in known] for name in PARTS}
-    found = {name: math.sqrt(np.mean(each)) for name, each in squares.items()}
+    halves = {name: math.sqrt(np.mean(each)) for name, each in squares.items()}
     for name in LAGS:
         weights = squares[name.replace("autocorrelation", "log")]
         lags = [getattr(one, name) for one in known]
-        found[name] = float(np.average(lags, weights=weights)) if any(weights) else 0.0
-    return Spread(**found)
+        halves[name] = float(np.average(lags, weights=weights)) if any(weights) else 0.0
+    return Spread(**halves)
 
 
 def choose_spread(device_kind: str, rows: Sequence[MeasuredSpread] | None = None) -> tuple[Spread, str]:
@@ -593,12 +593,12 @@ def draw_normals(seed: int, part: int, of: int, shape: tuple[int, ...], lag: flo
     The first rows of a taller array are those of a lower one, so plans of one seed share them.
     ``lag``: autocorrelation along the last axis, whose places are consecutive steps.
     """
-    found = np.random.default_rng([seed, part, of]).standard_normal(shape)
+    normals = np.random.default_rng([seed, part, of]).standard_normal(shape)
     if lag:
         fresh = math.sqrt(1 - lag**2)
         for step in range(1, shape[-1]):
-            found[..., step] = lag * found[..., step - 1] + fresh * found[..., step]
-    return found
+            normals[..., step] = lag * normals[..., step - 1] + fresh * normals[..., step]
+    return normals
 
 
 _MOST_DRAWS = 100_000

@@ -104,7 +104,7 @@ class Catalogue:
 
         Raises DatasetError, with the likely name, when none is called so.
         """
-        found: dict[str, Dataset] = {}
+        datasets: dict[str, Dataset] = {}
         for name in names:
             chosen = {key: dataset for key, dataset in self.datasets.items() if name in (key, key.partition("/")[0])}
             if not chosen:
@@ -114,8 +114,8 @@ class Catalogue:
                     file=self.file,
                     fix=suggest_name(name, [*sorted(families), *self.datasets]),
                 )
-            found |= chosen
-        return list(found.values())
+            datasets |= chosen
+        return list(datasets.values())
 
     def find_file(self, key: str) -> DatasetFile:
         """Return the file ``<owner>+<repository>/<path>``; DatasetError, with the likely name, where there is none."""
@@ -126,14 +126,14 @@ class Catalogue:
 
     def select_files(self, names: Iterable[str]) -> list[DatasetFile]:
         """Return the files of datasets, of families of datasets, or by their own names; DatasetError for other names."""
-        found: dict[str, DatasetFile] = {}
+        files: dict[str, DatasetFile] = {}
         for name in names:
             if "+" in name:
                 chosen: Iterable[DatasetFile] = [self.find_file(name)]
             else:
                 chosen = (file for d in self.select_datasets([name]) for file in d.files)
-            found |= {file.key: file for file in chosen}
-        return list(found.values())
+            files |= {file.key: file for file in chosen}
+        return list(files.values())
 
     def held_files(self, folder: str | Path, names: Iterable[str], ending: str = "") -> list[Path]:
         """Return the files of datasets (or families, or files) that a folder holds, in order of their paths.

@@ -262,7 +262,7 @@ class ExchangeRows:
         lacking = np.logical_or.reduceat(np.isnan(self.duration_s), begin)
         wrong = np.logical_or.reduceat((self.duration_s < 0) | np.isinf(self.duration_s), begin)
         timed = self.size[begin] == ABSENT
-        found = {
+        faults = {
             "kinds": ~collective & (most >= COLLECTIVE),
             "ends": ~pair & (most <= RECV),
             "name": collective & self._differ(self.name),
@@ -274,9 +274,9 @@ class ExchangeRows:
             unread = np.array([group is None for group in self._groups] + [True])[self.group[begin]]
             one, other = self._find_ends()
             peers = ((self.peer[a] != ABSENT) & (self.peer[a] != self.rank[b]) for a, b in ((one, other), (other, one)))
-            found["group"], found["text"] = collective & self._differ(self.group), collective & unread
-            found["members"], found["peer"] = collective & ~self._fit_groups(), pair & np.logical_or(*peers)
-        return found
+            faults["group"], faults["text"] = collective & self._differ(self.group), collective & unread
+            faults["members"], faults["peer"] = collective & ~self._fit_groups(), pair & np.logical_or(*peers)
+        return faults
 
     def _differ(self, column: Ints) -> Flags:
         """Return in which matches rows have different values [matches]."""
@@ -437,10 +437,10 @@ class Program(Struct, frozen=True, eq=False, dict=True):
 
     def list_predecessors(self) -> list[list[int]]:
         """Return, for each task, what it waits for; the one before it in its stream comes last."""
-        found: list[list[int]] = [[] for _ in self.ranks]
+        predecessors: list[list[int]] = [[] for _ in self.ranks]
         for task, other in zip(self.waiting.tolist(), self.awaited.tolist(), strict=True):
-            found[task].append(other)
-        return found
+            predecessors[task].append(other)
+        return predecessors
 
     def describe(self, task: int) -> str:
         """Name a task for a message."""

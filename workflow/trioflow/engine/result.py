@@ -170,8 +170,8 @@ def summarize_tasks(
     end_s: NDArray[np.float64],
 ) -> TimelineSummary:
     """Sum up tasks that stand in columns: of ranks, which compute and which move data, start and end [tasks] [s]."""
-    found, lane = np.unique(rank, return_inverse=True) if rank.any() else (rank[:1], np.zeros_like(rank))
-    ranks = len(found)
+    present, lane = np.unique(rank, return_inverse=True) if rank.any() else (rank[:1], np.zeros_like(rank))
+    ranks = len(present)
     compute, communication = (
         merge_lanes(LaneIntervals(lane[chosen], start_s[chosen], end_s[chosen])) for chosen in (computes, communicates)
     )
@@ -179,7 +179,7 @@ def summarize_tasks(
     order = np.argsort(lane, kind="stable")
     firsts = np.searchsorted(lane[order], np.arange(ranks))
     columns = (
-        found,
+        present,
         np.maximum.reduceat(end_s[order], firsts) if ranks else end_s,
         measure_lanes(both, ranks),
         measure_lanes(compute, ranks),
@@ -204,10 +204,10 @@ def summarize_tasks(
 
 def measure_concurrency(timeline: pd.DataFrame | Columns) -> list[float]:
     """Return by rank the mean over its compute time of the share of other ranks that compute at once: 0 none, 1 all."""
-    found, rank = np.unique(np.asarray(timeline["rank"], dtype=np.int64), return_inverse=True)
+    present, rank = np.unique(np.asarray(timeline["rank"], dtype=np.int64), return_inverse=True)
     intervals = LaneIntervals(rank, *(np.asarray(timeline[name], dtype=np.float64) for name in ("start_s", "end_s")))
     compute = merge_lanes(_take(intervals, select_compute(timeline)))
-    ranks, total_s = len(found), measure_lanes(compute, len(found))
+    ranks, total_s = len(present), measure_lanes(compute, len(present))
     shared_s = np.zeros(ranks)
     for away in range(1, ranks):  # beside each rank's compute that of the rank so many places on
         other = structs.replace(compute, lane=(compute.lane - away) % ranks)
@@ -302,10 +302,10 @@ class Summary(TimelineSummary):
 
     def to_dict(self) -> dict[str, Any]:
         """Return what JSON holds of it: optional entries only where there is something in them."""
-        found = {cell.name: getattr(self, cell.name) for cell in fields(self) if cell.name != "count_link_bytes"}
-        found["link_bytes"] = self.link_bytes
-        found["per_rank"] = [row._asdict() for row in self.per_rank]
-        return {name: value for name, value in found.items() if value is not None}
+        values = {cell.name: getattr(self, cell.name) for cell in fields(self) if cell.name != "count_link_bytes"}
+        values["link_bytes"] = self.link_bytes
+        values["per_rank"] = [row._asdict() for row in self.per_rank]
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class Timed(Struct, frozen=True, eq=False, dict=True):
@@ -513,9 +513,9 @@ def _find_levels(item_of: Ints, waiting: Ints, awaited: Ints) -> Iterator[_Level
     while len(level):
         done += len(level)
         yield _make_level(level, by_item, first_task, awaited_items, first_pair)
-        found = followers[_list_chosen(first_follower, level)]
-        np.subtract.at(missing, found, 1)
-        level = np.unique(found[missing[found] == 0])
+        next_level = followers[_list_chosen(first_follower, level)]
+        np.subtract.at(missing, next_level, 1)
+        level = np.unique(next_level[missing[next_level] == 0])
     if done < items:
         raise SimulationError(f"{items - done} tasks wait for each other and never start")
 

@@ -572,14 +572,14 @@ def _read_result(graph: TaskGraph, platform: Platform, options: SimulationOption
     traffic = gather_traffic(ran.program, execution, ran.network) if options.record_links else None
     folded, moved = ready.folded, execution.link_bytes
     shares = measure_shares(ran.program, execution)
-    found = [*ran.program.exchanges.warnings, *warn_of_parts(shares)]
+    warnings = [*ran.program.exchanges.warnings, *warn_of_parts(shares)]
     algorithms, _ = choose_algorithms(graph.metadata.plan, options.algorithms, options.chunks)
     summary = Summary(
         **vars(ready.summarize(execution)),
         events=execution.events,
         count_link_bytes=partial(folded.spread_bytes, moved, platform.links) if folded else partial(dict, moved),
         confidence=find_confidence(shares),
-        warnings=list(dict.fromkeys([*graph.metadata.warnings, *found])),
+        warnings=list(dict.fromkeys([*graph.metadata.warnings, *warnings])),
         network=options.network,
         engine=ran.engine,
         aggregated=None if algorithms is None else ran.aggregated,

@@ -445,18 +445,18 @@ def _describe_task(
     task: Any, number: int, stream: int, members: dict[int, list[int]], launch: Any
 ) -> Iterator[dict[str, Any]]:
     """Yield a task's operator, its launch (the host's task before it, None where that costs nothing), its device part."""
-    said = _describe_message(task, members)
+    message = _describe_message(task, members)
     begin, end = (task.start_s, task.start_s) if launch is None else (launch.start_s, launch.end_s)
     thread = {"ph": "X", "pid": int(task.rank), "tid": _HOST_THREAD if launch else 1000 + stream}
-    name = f"nccl:{task.name}" if said else task.name
+    name = f"nccl:{task.name}" if message else task.name
     yield thread | {
         "cat": "cpu_op",
         "name": name,
         "ts": _to_us(begin),
         "dur": _to_us(end) - _to_us(begin),
-        "args": {"External id": number} | said,
+        "args": {"External id": number} | message,
     }
-    if task.end_s <= task.start_s and not said:
+    if task.end_s <= task.start_s and not message:
         return  # a view: it runs nothing
     yield thread | {
         "cat": "cuda_runtime",
@@ -477,7 +477,7 @@ def _describe_task(
         "tid": stream,
         "ts": _to_us(task.start_s),
         "dur": _to_us(task.end_s) - _to_us(task.start_s),
-        "args": {"External id": number, "correlation": number, "device": 0, "stream": stream} | said,
+        "args": {"External id": number, "correlation": number, "device": 0, "stream": stream} | message,
     }
 
 
@@ -514,13 +514,13 @@ def write_nccl_log(timeline: pd.DataFrame, folder: str | Path, ranks_per_node: i
     """
     ranks = sorted(int(rank) for rank in timeline["rank"].unique())
     goal, members = make_folder(folder), find_members(timeline)
-    said = timeline[timeline["kind"].isin(COMMUNICATION_KINDS) & timeline["match_id"].notna()]
-    said = said.sort_values(["start_s", "task_id"], kind="stable")
-    groups = zip(said["stream"], (tuple(members[int(match)]) for match in said["match_id"]), strict=True)
+    exchanges = timeline[timeline["kind"].isin(COMMUNICATION_KINDS) & timeline["match_id"].notna()]
+    exchanges = exchanges.sort_values(["start_s", "task_id"], kind="stable")
+    groups = zip(exchanges["stream"], (tuple(members[int(match)]) for match in exchanges["match_id"]), strict=True)
     known = {group: number for number, group in enumerate(dict.fromkeys(groups))}
     files = []
     for rank in ranks:
-        calls = said[said["rank"] == rank].itertuples(index=False)
+        calls = exchanges[exchanges["rank"] == rank].itertuples(index=False)
         node, device = divmod(rank, ranks_per_node or len(ranks))
         head = f"node{node}:{rank}:{rank} [{device}] NCCL INFO "
         lines = [head + line for line in _describe_calls(rank, device, list(calls), members, known)]

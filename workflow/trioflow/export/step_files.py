@@ -217,8 +217,8 @@ def _write_microseconds(times_ns: Ints) -> pa.Array:
 
 def _write_texts(values: Iterable[Any]) -> pa.Array:
     """Return texts in quotes, as JSON writes them."""
-    codes, found = pd.factorize(pd.Series(values, dtype="str"), use_na_sentinel=False)
-    return pa.array([json.dumps(str(text)) for text in found], pa.string()).take(pa.array(codes))
+    codes, texts = pd.factorize(pd.Series(values, dtype="str"), use_na_sentinel=False)
+    return pa.array([json.dumps(str(text)) for text in texts], pa.string()).take(pa.array(codes))
 
 
 def _write_argument(name: str, values: pd.Series[Any]) -> pa.Array:
@@ -312,8 +312,8 @@ def _describe_timeline(timeline: pd.DataFrame, suffix: str) -> Iterator[bytes]:
         return
     ranks = timeline["rank"].to_numpy(dtype=np.int64)
     start_ns, end_ns = _round_to_ns(timeline["start_s"]), _round_to_ns(timeline["end_s"])
-    codes, found = pd.factorize(timeline["stream"])
-    streams = [str(name) for name in found]
+    codes, stream_names = pd.factorize(timeline["stream"])
+    streams = [str(name) for name in stream_names]
     lane = _assign_lanes(ranks * len(streams) + codes, start_ns, end_ns)
     keys, thread = _find_threads(ranks, codes, lane, streams)
     pids = _FIRST_PID + 2 * keys[:, 0] + (1 if suffix else 0)
@@ -365,9 +365,9 @@ def _find_threads(ranks: Ints, codes: Ints, lane: Ints, streams: list[str]) -> t
     order = sorted(range(len(streams)), key=lambda code: _order_stream(streams[code]))
     lanes = int(lane.max(initial=0)) + 1
     numbers = (ranks * len(streams) + np.argsort(order)[codes]) * lanes + lane
-    found, row_of = np.unique(numbers, return_inverse=True)
-    above, place = np.divmod(found // lanes, len(streams))
-    keys = np.stack([above, np.array(order)[place], found % lanes], axis=1)
+    threads, row_of = np.unique(numbers, return_inverse=True)
+    above, place = np.divmod(threads // lanes, len(streams))
+    keys = np.stack([above, np.array(order)[place], threads % lanes], axis=1)
     return keys, row_of
 
 
@@ -559,13 +559,13 @@ def write_simulation(prediction: Prediction, folder: Path) -> None:
     for part in parts:
         part.attrs = {}
     path = write_step(prediction, folder / "perfetto.json.gz")
-    found = {
+    tables_of = {
         "timeline": prediction.timeline,
         "critical_path": path,
         "links": measure_links(prediction.simulated.result),
         "breakdown": pd.concat(parts, ignore_index=True),
     }
-    for name, frame in found.items():
+    for name, frame in tables_of.items():
         tables.write_table(frame, name, folder / f"{name}.parquet")
 
 
@@ -633,15 +633,15 @@ def count_memory(
     ranks, times_s, values = [], [], []
     for curve in curves:
         places = np.asarray(curve["places"], dtype=np.int64)
-        held = np.asarray(curve["bytes"], dtype=np.int64)
-        places, held = _thin(places, held, most_points)
+        held_bytes = np.asarray(curve["bytes"], dtype=np.int64)
+        places, held_bytes = _thin(places, held_bytes, most_points)
         for one in curve["ranks"]:
             first, last = np.searchsorted(rank, [one, one + 1])
             known = places < last - first
             reached_s = np.maximum.accumulate(shown_s[first:last])[places[known]]
             ranks.append(np.full(len(reached_s), one, dtype=np.int64))
             times_s.append(reached_s)
-            values.append(held[known])
+            values.append(held_bytes[known])
     none = np.zeros(0)
     return pd.DataFrame(
         {
@@ -655,10 +655,10 @@ def count_memory(
 
 
 def _thin(
-    places: NDArray[np.int64], held: NDArray[np.int64], most_points: int
+    places: NDArray[np.int64], held_bytes: NDArray[np.int64], most_points: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Join neighbours until there are few enough points; each shows the most of its stretch, the last the end."""
     if len(places) <= most_points:
-        return places, held
+        return places, held_bytes
     firsts = np.unique(np.linspace(0, len(places) - 1, most_points).astype(np.int64))
-    return places[firsts], np.maximum.reduceat(held, firsts)
+    return places[firsts], np.maximum.reduceat(held_bytes, firsts)

@@ -126,13 +126,13 @@ def _find_flagged(trace: Trace, rows: list[dict[str, Any]], tensors: list[dict[s
     """Return the operators that TrioSim's tensor parallelism splits."""
     if trace.facts.tp_flagged is not None:
         return set(trace.facts.tp_flagged)
-    found: set[int] = set()
+    flagged: set[int] = set()
     for row in rows:
         reads = any(tensors[i]["category"] == "parameter" for i in row["input_ids"])
-        differentiates = row["phase"] == "backward" and row["forward_op_id"] in found
+        differentiates = row["phase"] == "backward" and row["forward_op_id"] in flagged
         if row["flop"] > 0 and (differentiates or (row["phase"] == "forward" and reads)):
-            found.add(row["op_id"])
-    return found
+            flagged.add(row["op_id"])
+    return flagged
 
 
 def _count(tensor: dict[str, Any]) -> int:

@@ -127,12 +127,12 @@ def read_huggingface(content: Mapping[str, Any], file: str, name: str) -> Config
         if field in refused or (field in _OTHER_NETWORKS and aliases.get(field, field) in foreign):
             raw.refuse((field,), refused.get(field, f"experts and latent attention of a {kind} are not built"))
     given = {aliases.get(field, field): value for field, value in content.items()}
-    found = Fields({**defaults, **{n: v for n, v in given.items() if n not in foreign}}, file)
-    found.taken |= {*own, *refused}
-    quantized, head = found.take("quantization_config"), str(found.take("architectures") or "LMHead")
-    notes = note_unknown(found.list_unknown(HARMLESS), found.taken)
-    alternates, window = _read_window(found, family)
-    model = _read_family(found, name, family, window if alternates else 0)
+    fields = Fields({**defaults, **{n: v for n, v in given.items() if n not in foreign}}, file)
+    fields.taken |= {*own, *refused}
+    quantized, head = fields.take("quantization_config"), str(fields.take("architectures") or "LMHead")
+    notes = note_unknown(fields.list_unknown(HARMLESS), fields.taken)
+    alternates, window = _read_window(fields, family)
+    model = _read_family(fields, name, family, window if alternates else 0)
     stated = Fields(quantized if isinstance(quantized, Mapping) else {}, file)
     if method := stated.word("quant_method", _QUANTIZED, "none"):
         notes.append(f"weights are in the format of --precision, not in {method} as in the file")
@@ -141,104 +141,104 @@ def read_huggingface(content: Mapping[str, Any], file: str, name: str) -> Config
     left = [f"{n} {v}" for n, v in defaults.items() if n not in given and type(v) is int]
     if left:
         notes.append(f"left out, so as transformers has it for {kind}: {', '.join(left)}")
-    longest = found.size("max_position_embeddings") if found.take("max_position_embeddings") else 0
+    longest = fields.size("max_position_embeddings") if fields.take("max_position_embeddings") else 0
     return Configuration(
         model.check(file), notes=tuple(notes), max_positions=longest, ignored_window=0 if alternates else window
     )
 
 
-def _read_family(found: Fields, name: str, family: Mapping[str, Any], window: int) -> LanguageModel:
-    hidden, heads = found.size("hidden_size"), found.size("num_attention_heads")
+def _read_family(fields: Fields, name: str, family: Mapping[str, Any], window: int) -> LanguageModel:
+    hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     built = dict(family.get("built", {}))
     if family.get("divides") and hidden % heads:
         raise InputError(
             f"{heads} attention heads do not divide hidden_size {hidden}: transformers refuses it",
-            file=found.file,
+            file=fields.file,
             place="num_attention_heads",
         )
     each, learned = max(hidden // heads, 1), built.get("positions") == "learned"
     grouped = not family.get("ungrouped")
-    if "attention_bias" in family and found.flag("attention_bias"):
+    if "attention_bias" in family and fields.flag("attention_bias"):
         built |= {"query_bias": True, "output_bias": True}
     if "mlp_bias" in family:
-        built["feed_forward_bias"] = found.flag("mlp_bias")
-    more = _read_experts(found, family)
+        built["feed_forward_bias"] = fields.flag("mlp_bias")
+    more = _read_experts(fields, family)
     if "kv_lora_rank" in family:
         sizes = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank", "q_lora_rank")
-        more |= found.read_latent(*sizes)
+        more |= fields.read_latent(*sizes)
     values: dict[str, Any] = {
-        "layers": found.size("num_hidden_layers"),
+        "layers": fields.size("num_hidden_layers"),
         "window": window,
         "hidden": hidden,
         "heads": heads,
-        "kv_heads": found.size("num_key_value_heads", heads) if grouped else heads,
-        "head_size": found.size("head_dim", each) if grouped else each,
-        "feed_forward": found.size(family.get("width", "intermediate_size"), 4 * hidden if learned else None),
-        "vocabulary": found.size("vocab_size"),
-        "longest": found.size("max_position_embeddings") if learned else 0,
-        "activation": found.word("hidden_act", ACTIVATIONS, "silu"),
-        "tied": found.flag("tie_word_embeddings"),
-        "dropout": found.share("resid_pdrop", 0.0),
-        "attention_dropout": found.share("attention_dropout", 0.0),
+        "kv_heads": fields.size("num_key_value_heads", heads) if grouped else heads,
+        "head_size": fields.size("head_dim", each) if grouped else each,
+        "feed_forward": fields.size(family.get("width", "intermediate_size"), 4 * hidden if learned else None),
+        "vocabulary": fields.size("vocab_size"),
+        "longest": fields.size("max_position_embeddings") if learned else 0,
+        "activation": fields.word("hidden_act", ACTIVATIONS, "silu"),
+        "tied": fields.flag("tie_word_embeddings"),
+        "dropout": fields.share("resid_pdrop", 0.0),
+        "attention_dropout": fields.share("attention_dropout", 0.0),
     }
     return LanguageModel(name=name, **values | built | more)
 
 
-def _read_experts(found: Fields, family: Mapping[str, Any]) -> dict[str, Any]:
+def _read_experts(fields: Fields, family: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sizes of experts and of the first blocks without them; InputError where others have none."""
     if "experts" not in family:
         return {}
-    alone = found.take("mlp_only_layers") or []
+    alone = fields.take("mlp_only_layers") or []
     if not isinstance(alone, list) or alone != list(range(len(alone))):
         raise InputError(
             f"mlp_only_layers {alone!r:.40}: blocks without experts are built as the first ones alone",
-            file=found.file,
+            file=fields.file,
             place="mlp_only_layers",
         )
-    first = found.size("first_k_dense_replace") if found.take("first_k_dense_replace") else len(alone)
-    shared = found.size("n_shared_experts") if found.take("n_shared_experts") else 0
+    first = fields.size("first_k_dense_replace") if fields.take("first_k_dense_replace") else len(alone)
+    shared = fields.size("n_shared_experts") if fields.take("n_shared_experts") else 0
     return {
-        "experts": found.size(family["experts"]),
-        "experts_per_token": found.size("num_experts_per_tok"),
-        "shared_feed_forward": shared * found.size(family["width"]),
+        "experts": fields.size(family["experts"]),
+        "experts_per_token": fields.size("num_experts_per_tok"),
+        "shared_feed_forward": shared * fields.size(family["width"]),
         "dense_layers": first,
-        "dense_feed_forward": found.size("intermediate_size") if first else 0,
+        "dense_feed_forward": fields.size("intermediate_size") if first else 0,
     }
 
 
-def _read_window(found: Fields, family: Mapping[str, Any]) -> tuple[bool, int]:
+def _read_window(fields: Fields, family: Mapping[str, Any]) -> tuple[bool, int]:
     """Return whether every other block from the first on attends within a window, and the window, 0 without one.
 
     Raises InputError for blocks that attend in another way.
     """
-    layers, usual = found.size("num_hidden_layers"), family.get("windowed", "")
-    off = "use_sliding_window" in family and not found.flag("use_sliding_window")
-    kinds = found.take("layer_types") or [
+    layers, usual = fields.size("num_hidden_layers"), family.get("windowed", "")
+    off = "use_sliding_window" in family and not fields.flag("use_sliding_window")
+    kinds = fields.take("layer_types") or [
         _WINDOWED
-        if usual == "all" or (i % 2 == 0 if usual == "even" else i >= found.size("max_window_layers"))
+        if usual == "all" or (i % 2 == 0 if usual == "even" else i >= fields.size("max_window_layers"))
         else _WHOLE
         for i in range(layers if usual else 0)
     ]
     if not isinstance(kinds, list) or {*map(str, kinds)} - {_WINDOWED, _WHOLE} or (usual and len(kinds) != layers):
         raise InputError(
             f"{kinds!r:.60} are not {layers} of {_WINDOWED} and {_WHOLE}, which alone are built",
-            file=found.file,
+            file=fields.file,
             place="layer_types",
             fix="capture the model: module:function",
         )
-    if off or _WINDOWED not in kinds or (usual != "even" and not found.take("sliding_window")):
+    if off or _WINDOWED not in kinds or (usual != "even" and not fields.take("sliding_window")):
         return False, 0
-    return kinds == [_WHOLE if i % 2 else _WINDOWED for i in range(layers)], found.size("sliding_window")
+    return kinds == [_WHOLE if i % 2 else _WINDOWED for i in range(layers)], fields.size("sliding_window")
 
 
-def read_file(said: ConfigurationFile) -> Configuration | ConfiguredModel | None:
+def read_file(file: ConfigurationFile) -> Configuration | ConfiguredModel | None:
     """Return the model of a ``config.json``, or the network that is no decoder built here; None for another file.
 
     Raises InputError as `read_huggingface`.
     """
-    kind = str(said.content.get("model_type", said.content.get("_class_name", "")))
-    if kind in known_families() and said.content.get("is_encoder_decoder") is not True:
-        return read_huggingface(said.content, said.file, said.name)
-    if not kind or not said.file.endswith(".json"):
+    kind = str(file.content.get("model_type", file.content.get("_class_name", "")))
+    if kind in known_families() and file.content.get("is_encoder_decoder") is not True:
+        return read_huggingface(file.content, file.file, file.name)
+    if not kind or not file.file.endswith(".json"):
         return None
-    return ConfiguredModel(said.name, kind, json.dumps(said.content, sort_keys=True), said.file)
+    return ConfiguredModel(file.name, kind, json.dumps(file.content, sort_keys=True), file.file)

@@ -95,8 +95,8 @@ def list_keys(framework: str) -> tuple[Key, ...]:
     rows = [row for row in read_own_table("formats/launch") if row["framework"] == framework]
     pairs = [[pair.partition("=") for pair in (row["words"] or "").split("|") if pair] for row in rows]
     return tuple(
-        Key(row["key"], row["field"], tuple((word, ours) for word, _, ours in said))
-        for row, said in zip(rows, pairs, strict=True)
+        Key(row["key"], row["field"], tuple((word, ours) for word, _, ours in setting))
+        for row, setting in zip(rows, pairs, strict=True)
     )
 
 
@@ -166,12 +166,12 @@ def _write_parts(stages: tuple[int, ...]) -> list[list[str]]:
 
 def write_launch(framework: str, known: Mapping[str, Any]) -> str:
     """Return a framework's file for a run of ``describe_launch``."""
-    known, said = {**known, "framework": framework}, dict[str, Any]()
+    known, content = {**known, "framework": framework}, dict[str, Any]()
     for one in list_keys(MEGATRON if framework == NEMO else framework):
         value = one.write(known[one.field]) if one.field in known else None
         if value is not None and (value is not False or one.words):
-            said[one.key] = value
-    return _FORMS[framework](_to_bridge(said) if framework == NEMO else said)
+            content[one.key] = value
+    return _FORMS[framework](_to_bridge(content) if framework == NEMO else content)
 
 
 def _to_bridge(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,10 +185,10 @@ def _to_bridge(arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _nest(said: Mapping[str, Any]) -> dict[str, Any]:
+def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return dotted keys as sections; a key of two takes the words of its value one each."""
     content: dict[str, Any] = {}
-    for key, value in said.items():
+    for key, value in flat.items():
         names = key.split(" ")
         for name, part in zip(names, str(value).split(" ") if len(names) > 1 else [value], strict=True):
             section, _, last = name.rpartition(".")
@@ -199,20 +199,20 @@ def _nest(said: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _split_script(said: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split_script(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the file's sections, and what the training script decides."""
-    script = {key[1:]: value for key, value in said.items() if key.startswith("#")}
-    return _nest({key: value for key, value in said.items() if not key.startswith("#")}), script
+    script = {key[1:]: value for key, value in settings.items() if key.startswith("#")}
+    return _nest({key: value for key, value in settings.items() if not key.startswith("#")}), script
 
 
-def _write_arguments(said: Mapping[str, Any]) -> str:
+def _write_arguments(settings: Mapping[str, Any]) -> str:
     return "".join(
-        f"--{key}\n" if value is True else f"--{key} {shlex.quote(str(value))}\n" for key, value in said.items()
+        f"--{key}\n" if value is True else f"--{key} {shlex.quote(str(value))}\n" for key, value in settings.items()
     )
 
 
-def _write_yaml(said: Mapping[str, Any]) -> str:
-    content, script = _split_script(said)
+def _write_yaml(settings: Mapping[str, Any]) -> str:
+    content, script = _split_script(settings)
     comments = "# Set by the training script, not by this file; trioflow reads it.\n" * bool(script)
     return (
         comments
@@ -221,15 +221,15 @@ def _write_yaml(said: Mapping[str, Any]) -> str:
     )
 
 
-def _write_json(said: Mapping[str, Any]) -> str:
-    content, script = _split_script(said)
+def _write_json(settings: Mapping[str, Any]) -> str:
+    content, script = _split_script(settings)
     return json.dumps({**content, "trioflow": script}, indent=2) + "\n"
 
 
-def _write_toml(said: Mapping[str, Any]) -> str:
+def _write_toml(settings: Mapping[str, Any]) -> str:
     sections = (
         [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items()), ""]
-        for name, section in _nest(said).items()
+        for name, section in _nest(settings).items()
     )
     return "\n".join(line for section in sections for line in section)
 
@@ -243,17 +243,17 @@ _FORMS = {
 }
 
 
-def read_file(said: ConfigurationFile) -> Configuration | None:
+def read_file(given: ConfigurationFile) -> Configuration | None:
     """Return the run that a framework's file configures, its comments among it; None for another file.
 
     Raises InputError where a key has an unknown word, or the model is not known.
     """
-    content, file = said.content, said.file
+    content, file = given.content, given.file
     marked = {name: one.marks for name, one in FRAMEWORKS.items() if one.marks}
     framework = next((name for name, marks in marked.items() if all(mark in content for mark in marks)), None)
     if framework is None:
         return None
-    flat = dict(_flatten(content)) | {f"#{key}": value for key, value in _SCRIPT.findall(said.text)}
+    flat = dict(_flatten(content)) | {f"#{key}": value for key, value in _SCRIPT.findall(given.text)}
     flat |= {key.replace("trioflow.", "#", 1): value for key, value in flat.items() if key.startswith("trioflow.")}
     if framework == NEMO:
         return megatron.read_megatron(_from_bridge(flat, file), file, "model")
@@ -280,13 +280,13 @@ def read_file(said: ConfigurationFile) -> Configuration | None:
         for key, value in flat.items()
         if key not in keys and value not in _NOTHING and not any(fnmatchcase(f"{key}={value}", one) for one in keys)
     ]
-    found = _settle(known, model)
+    settled = _settle(known, model)
     casts = "arithmetic" in known if framework == DEEPSPEED else framework == TORCHTITAN
     usual = {"precision": FRAMEWORKS[framework].recipe.partition("+")[0]}
-    if not casts or (framework == TORCHTITAN and found.degrees["sharding"] == "none"):  # fully_shard casts
+    if not casts or (framework == TORCHTITAN and settled.degrees["sharding"] == "none"):  # fully_shard casts
         usual = {}
     notes = [*note_unknown(unknown, keys), *([_UNSAID] if framework == TORCHTITAN and "recompute" not in known else [])]
-    return replace(found, step={**usual, **found.step}, notes=tuple(notes))
+    return replace(settled, step={**usual, **settled.step}, notes=tuple(notes))
 
 
 def _from_bridge(flat: Mapping[str, Any], file: str) -> dict[str, Any]:
@@ -346,7 +346,7 @@ def _settle(known: Mapping[str, Any], model: LanguageModel) -> Configuration:
     )
 
 
-def list_lost(asked: Configuration, plan: Plan, read: Configuration) -> list[str]:
+def list_lost(wanted: Configuration, plan: Plan, read: Configuration) -> list[str]:
     """Return what a file does not say of a run, by the names of columns and sizes."""
     quiet: tuple[str, ...] = (
         "plan",
@@ -367,9 +367,9 @@ def list_lost(asked: Configuration, plan: Plan, read: Configuration) -> list[str
         if name not in quiet and not same and not (name == "schedule" and plan.pipeline == 1):
             lost.append(f"{name} {ours}")
     lost += [
-        name for name, value in asdict(asked.model).items() if name != "name" and value != asdict(read.model)[name]
+        name for name, value in asdict(wanted.model).items() if name != "name" and value != asdict(read.model)[name]
     ]
-    steps = {**asked.step, "global_batch": asked.global_batch}, {**read.step, "global_batch": read.global_batch}
+    steps = {**wanted.step, "global_batch": wanted.global_batch}, {**read.step, "global_batch": read.global_batch}
     return lost + [
         f"{key} {steps[0][key]}"
         for key in ("sequence", "precision", "global_batch")
@@ -377,15 +377,15 @@ def list_lost(asked: Configuration, plan: Plan, read: Configuration) -> list[str
     ]
 
 
-def express(framework: str, asked: Configuration, plan: Plan, model: str) -> tuple[str, str]:
+def express(framework: str, wanted: Configuration, plan: Plan, model: str) -> tuple[str, str]:
     """Return a framework's file for a run, and why there is none (one of both is empty)."""
     if any(one.field == "name" and one.words and one.write(model) is None for one in list_keys(framework)):
         return "", f"it has no {model}"
-    text = write_launch(framework, describe_launch(asked, plan, model))
+    text = write_launch(framework, describe_launch(wanted, plan, model))
     read = megatron.read_file if framework == MEGATRON else read_file
     try:
         written = read(open_configuration(text, FRAMEWORKS[framework].file))
-        lost = list_lost(asked, plan, written) if written else ["everything"]
+        lost = list_lost(wanted, plan, written) if written else ["everything"]
     except InputError as error:
         return "", error.problem
     return ("", ", ".join(lost)) if lost else (text, "")

@@ -98,9 +98,9 @@ def read_logged_steps(path: str | Path) -> LoggedSteps:
     text = _COLOUR.sub("", read_text(path, broken="replace")).replace("\r", "\n")
     if _MARK in text:
         return read_mlperf_steps(path)
-    read = ((way, list(map(_read_time, re.finditer(form, text)))) for way, form in _FORMS)
-    way, times = next(((way, times) for way, times in read if any(times)), ("", []))
-    if not way:
+    read = ((form_unit, list(map(_read_time, re.finditer(form, text)))) for form_unit, form in _FORMS)
+    form_unit, times = next(((form_unit, times) for form_unit, times in read if any(times)), ("", []))
+    if not form_unit:
         raise InputError(
             "no line tells the time of a step",
             file=path,
@@ -109,8 +109,8 @@ def read_logged_steps(path: str | Path) -> LoggedSteps:
     batches = {int(hit) for hit in re.findall(_GLOBAL_BATCH, text)}
     reserved = [float(hit) * unit for form, unit in _RESERVED for hit in re.findall(form, text)]
     batch = batches.pop() if len(batches) == 1 else None
-    steps = _summarize_steps(_leave_out_warm_up([one for one in times if one]), way, batch)
-    return replace(steps, reserved_bytes=round(max(reserved)) if reserved else None, in_tokens="tps" in way)
+    steps = _summarize_steps(_leave_out_warm_up([one for one in times if one]), form_unit, batch)
+    return replace(steps, reserved_bytes=round(max(reserved)) if reserved else None, in_tokens="tps" in form_unit)
 
 
 def _read_time(hit: re.Match[str]) -> float:
@@ -125,10 +125,10 @@ def _read_time(hit: re.Match[str]) -> float:
     return value * (_IN_S.get(groups["unit"], 1.0) if groups["unit"] else 1e-3)
 
 
-def _summarize_steps(times: Sequence[float], way: str, batch: int | None) -> LoggedSteps:
+def _summarize_steps(times: Sequence[float], unit: str, batch: int | None) -> LoggedSteps:
     middle = statistics.median(times)
     low_s, _, high_s = statistics.quantiles(times, n=4) if len(times) > 1 else (middle,) * 3
-    return LoggedSteps(middle, low_s, high_s, len(times), way, batch)
+    return LoggedSteps(middle, low_s, high_s, len(times), unit, batch)
 
 
 def read_mlperf_steps(path: str | Path) -> LoggedSteps:
@@ -139,26 +139,26 @@ def read_mlperf_steps(path: str | Path) -> LoggedSteps:
     """
     lines = list(_read_lines(path))
     batch = _read_whole(lines, _BATCH, path)
-    found = {_STEP: list(_list_stats(lines, _STEP, path))}
+    values_of = {_STEP: list(_list_stats(lines, _STEP, path))}
     if batch is not None:
-        found[_RATE] = [batch / rate for rate in _list_stats(lines, _RATE, path)]
+        values_of[_RATE] = [batch / rate for rate in _list_stats(lines, _RATE, path)]
         per_epoch = _read_whole(lines, _EPOCH_SAMPLES, path)
-        found |= {word: list(_list_spans(lines, word, batch, per_epoch)) for word in _SPANS}
-    known = {way: _leave_out_warm_up(values) for way, values in found.items() if values}
+        values_of |= {word: list(_list_spans(lines, word, batch, per_epoch)) for word in _SPANS}
+    known = {key: _leave_out_warm_up(values) for key, values in values_of.items() if values}
     if not known:
         missing = "" if batch is not None else f", and no {_BATCH}"
         raise InputError(f"no {_STEP}, {_RATE}, block or epoch gives a step{missing}", file=path, fix=_FIX)
-    way, values = next(iter(known.items()))
+    key, values = next(iter(known.items()))
     middle = statistics.median(values)
     for other, others in known.items():
         apart = statistics.median(others) / middle
         if not 1 / _APART < apart < _APART:
             raise InputError(
-                f"a step takes {format_time(middle)} by {way} and {format_time(middle * apart)} by {other}",
+                f"a step takes {format_time(middle)} by {key} and {format_time(middle * apart)} by {other}",
                 file=path,
                 fix="write the measured step as a number: the log counts other samples or other spans",
             )
-    return _summarize_steps(values, way, batch)
+    return _summarize_steps(values, key, batch)
 
 
 def _leave_out_warm_up(values: Sequence[float]) -> Sequence[float]:
@@ -172,14 +172,14 @@ def _read_lines(path: str | Path) -> Iterator[_Line]:
         if not mark:
             continue
         place = f"line {number}"
-        said = parse_json(rest, path, place=place, fix="copy the log again")
-        metadata = said.get("metadata") or {} if isinstance(said, dict) else None
-        if not isinstance(metadata, dict) or not isinstance(said.get("key"), str):
+        content = parse_json(rest, path, place=place, fix="copy the log again")
+        metadata = content.get("metadata") or {} if isinstance(content, dict) else None
+        if not isinstance(metadata, dict) or not isinstance(content.get("key"), str):
             raise InputError("it has no key", file=path, place=place, fix="copy the log again")
-        time_ms = said.get("time_ms")
+        time_ms = content.get("time_ms")
         if not _is_number(time_ms):
             raise InputError(f"time_ms is {time_ms!r:.40}", file=path, place=place, fix="copy the log again")
-        yield _Line(place, said["key"], ms_to_s(time_ms), said.get("value"), metadata)
+        yield _Line(place, content["key"], ms_to_s(time_ms), content.get("value"), metadata)
 
 
 def _is_number(value: Any) -> bool:
@@ -190,16 +190,16 @@ def _is_number(value: Any) -> bool:
 
 def _read_whole(lines: Sequence[_Line], key: str, path: str | Path) -> int | None:
     """Return what a key says, once or always the same; None where it does not stand there."""
-    said = {line.value: line.place for line in lines if line.key == key and _is_number(line.value)}
-    if len(said) > 1:
+    places = {line.value: line.place for line in lines if line.key == key and _is_number(line.value)}
+    if len(places) > 1:
         raise InputError(
-            f"{key} is {' and '.join(map(str, said))}",
+            f"{key} is {' and '.join(map(str, places))}",
             file=path,
-            place=list(said.values())[1],
+            place=list(places.values())[1],
             fix="give the log of one run",
         )
-    found = next(iter(said), None)
-    return int(found) if found is not None and found >= 1 and found == int(found) else None
+    value = next(iter(places), None)
+    return int(value) if value is not None and value >= 1 and value == int(value) else None
 
 
 def _list_stats(lines: Sequence[_Line], word: str, path: str | Path) -> Iterator[float]:

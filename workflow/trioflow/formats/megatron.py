@@ -76,34 +76,34 @@ def parse_arguments(text: str, file: str) -> dict[str, Any]:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise InputError(f"not a command line ({error})", file=file) from None
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     name = ""
     for word in words:
         if word.startswith("--"):
             name, _, value = word[2:].partition("=")
-            found[name] = value or True
+            arguments[name] = value or True
         elif program := re.search(r"(?:^|/|_)(?:pre)?train_(?!gpt)(\w+)\.py$", word):
-            found["model-provider"] = program[1]
-        elif name and found[name] is True:
-            found[name] = (word if "(" in word else word.rstrip(")")) or True
+            arguments["model-provider"] = program[1]
+        elif name and arguments[name] is True:
+            arguments[name] = (word if "(" in word else word.rstrip(")")) or True
         elif name and re.fullmatch(r"[\w.:+-]+", word) and not word.endswith(".py"):
-            found[name] = f"{found[name]} {word}"
+            arguments[name] = f"{arguments[name]} {word}"
         else:
             name = ""
-    return found
+    return arguments
 
 
-def read_file(said: ConfigurationFile) -> Configuration | None:
+def read_file(file: ConfigurationFile) -> Configuration | None:
     """Return the run of a command line, or of a YAML of arguments; None for another file.
 
     Raises InputError as `read_megatron`, or where a text is no such command line.
     """
-    is_text = said.file.endswith(TEXT)
-    arguments = parse_arguments(said.text, said.file) if is_text else said.content.get(_SECTION, said.content)
+    is_text = file.file.endswith(TEXT)
+    arguments = parse_arguments(file.text, file.file) if is_text else file.content.get(_SECTION, file.content)
     if isinstance(arguments, Mapping) and _LAYERS & set(arguments):
-        return read_megatron(arguments, said.file, said.name)
+        return read_megatron(arguments, file.file, file.name)
     if is_text:
-        raise InputError("no command line of Megatron-LM: --num-layers is missing", file=said.file)
+        raise InputError("no command line of Megatron-LM: --num-layers is missing", file=file.file)
     return None
 
 
@@ -116,69 +116,69 @@ def read_megatron(arguments: Mapping[str, Any], file: str, name: str) -> Configu
     plain = {
         str(key).lstrip("-").replace("_", "-"): False if value == "false" else value for key, value in arguments.items()
     }
-    found = Fields(plain, file)
-    notes = _sort_arguments(found)
-    model = _read_model(found, name)
-    sequence = found.size("seq-length", model.longest or None)
-    backend = str(found.take("attention-backend", "auto"))
-    precision = _find_precision(found)
+    fields = Fields(plain, file)
+    notes = _sort_arguments(fields)
+    model = _read_model(fields, name)
+    sequence = fields.size("seq-length", model.longest or None)
+    backend = str(fields.take("attention-backend", "auto"))
+    precision = _find_precision(fields)
     recipe = choose_recipe(precision)
     unfused = (
         not recipe.casts_model  # no fused kernel takes fp32
         or backend in _UNFUSED
-        or (found.take("transformer-impl") == "local" and not found.flag("use-flash-attn"))
+        or (fields.take("transformer-impl") == "local" and not fields.flag("use-flash-attn"))
     )
-    separate = found.flag("no-masked-softmax-fusion") or not recipe.casts_model
+    separate = fields.flag("no-masked-softmax-fusion") or not recipe.casts_model
     softmax = "eager" if separate else "fused-softmax"
-    kernel = FLASH if backend == FLASH or found.take("transformer-impl") == "local" else CUDNN
-    adds = recipe.adds_gradients and not found.flag("no-gradient-accumulation-fusion")
+    kernel = FLASH if backend == FLASH or fields.take("transformer-impl") == "local" else CUDNN
+    adds = recipe.adds_gradients and not fields.flag("no-gradient-accumulation-fusion")
     step = {
         "sequence": sequence,
-        "batch": found.size("micro-batch-size", 1),
+        "batch": fields.size("micro-batch-size", 1),
         "precision": precision,
         "attention": softmax if unfused else kernel,
         "fusion": "" if adds else LAYERS,
     }
-    graphs = found.flag("enable-cuda-graph") or found.flag("external-cuda-graph")
-    if graphs or str(found.take("cuda-graph-impl", "none")) != "none":
+    graphs = fields.flag("enable-cuda-graph") or fields.flag("external-cuda-graph")
+    if graphs or str(fields.take("cuda-graph-impl", "none")) != "none":
         step["cuda_graphs"] = True
-    if (optimizer := found.word("optimizer", _OPTIMIZERS, "adam")) != LanguageStep.optimizer:
+    if (optimizer := fields.word("optimizer", _OPTIMIZERS, "adam")) != LanguageStep.optimizer:
         step["optimizer"] = optimizer
-    if found.flag("deterministic-mode"):
+    if fields.flag("deterministic-mode"):
         step["deterministic"] = True
-    if found.flag("cross-entropy-loss-fusion") and found.take("cross-entropy-fusion-impl") == "te":
+    if fields.flag("cross-entropy-loss-fusion") and fields.take("cross-entropy-fusion-impl") == "te":
         step["loss"] = FUSED
-    degrees = _read_degrees(found, model)
+    degrees = _read_degrees(fields, model)
     total = "global-batch-size"
-    if schedule := found.take("step-batch-size-schedule"):  # such as 0:96 10B:192
+    if schedule := fields.take("step-batch-size-schedule"):  # such as 0:96 10B:192
         total = "step-batch-size-schedule"
-        found.content[total] = str(schedule).partition(":")[2].split(" ")[0]
+        fields.content[total] = str(schedule).partition(":")[2].split(" ")[0]
     return Configuration(
         model.check(file),
         step,
         degrees,
-        global_batch=None if found.take(total) is None else found.size(total),
-        stages=_cut_stages(found, model.layers, degrees),
+        global_batch=None if fields.take(total) is None else fields.size(total),
+        stages=_cut_stages(fields, model.layers, degrees),
         notes=tuple(notes),
-        optimizer_instances=found.size("num-distributed-optimizer-instances", 1),
+        optimizer_instances=fields.size("num-distributed-optimizer-instances", 1),
     )
 
 
-def _sort_arguments(found: Fields) -> list[str]:
+def _sort_arguments(fields: Fields) -> list[str]:
     """Return a sentence for each thing that is assumed where arguments say otherwise, and one for those unknown.
 
     Raises InputError for arguments that are refused, alone or together.
     """
     values: dict[str, Any] = {name: row["default"] for name, row in known_arguments().items() if row["default"]}
-    values |= {name: value for name, value in found.content.items() if value is not None}
+    values |= {name: value for name, value in fields.content.items() if value is not None}
     assumed: dict[str, list[str]] = {}
     for name, value in values.items():
         row = find_argument(name) or {"says": "nobody here knows them, and they may change the work"}
-        shown = str(value) if name in found.content else "left out"
+        shown = str(value) if name in fields.content else "left out"
         if not row["says"] or _spell(value) in (row.get("built") or _UNSET).split("|"):
             continue
         if row.get("class") == REFUSED:
-            raise InputError(f"--{name} {shown:.40}: {row['says']}", file=found.file, place=name)
+            raise InputError(f"--{name} {shown:.40}: {row['says']}", file=fields.file, place=name)
         argument = f"--{name}" if value is True else f"--{name} {shown:.40}"
         if "class" not in row:
             argument = name_likely(argument, known_arguments())
@@ -188,7 +188,7 @@ def _sort_arguments(found: Fields) -> list[str]:
         if all(_holds(term, values) for term in row["when"].split()):
             if row["class"] != ASSUMED:
                 why = ": Megatron-LM refuses it" if row["class"] == CONTRADICTED else ""
-                raise InputError(row["says"] + why, file=found.file)
+                raise InputError(row["says"] + why, file=fields.file)
             notes.append(row["says"])
     return notes
 
@@ -216,34 +216,34 @@ def _holds(term: str, values: Mapping[str, Any]) -> bool:
     return False
 
 
-def _read_model(found: Fields, name: str) -> LanguageModel:
-    hidden, heads = found.size("hidden-size"), found.size("num-attention-heads")
-    gated, biased = found.flag("swiglu"), not found.flag("disable-bias-linear")
+def _read_model(fields: Fields, name: str) -> LanguageModel:
+    hidden, heads = fields.size("hidden-size"), fields.size("num-attention-heads")
+    gated, biased = fields.flag("swiglu"), not fields.flag("disable-bias-linear")
     usual = hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden
-    gated = found.flag("quick-geglu") or gated
-    groups = found.size("num-query-groups", heads)
-    positions = "rope" if found.flag("use-rotary-position-embeddings") else "learned_absolute"
-    positions = found.word("position-embedding-type", _POSITIONS, positions)
-    longest = found.size("max-position-embeddings", found.size("seq-length", 1))
-    norm = found.word("normalization", _NORMS, "LayerNorm")
-    activation = "silu" if gated else "squared_relu" if found.flag("squared-relu") else "gelu_tanh"
-    layers, width = found.size("num-layers"), found.size("ffn-hidden-size", usual)
-    more = _read_experts(found, layers, width)
-    if found.flag("multi-latent-attention"):
+    gated = fields.flag("quick-geglu") or gated
+    groups = fields.size("num-query-groups", heads)
+    positions = "rope" if fields.flag("use-rotary-position-embeddings") else "learned_absolute"
+    positions = fields.word("position-embedding-type", _POSITIONS, positions)
+    longest = fields.size("max-position-embeddings", fields.size("seq-length", 1))
+    norm = fields.word("normalization", _NORMS, "LayerNorm")
+    activation = "silu" if gated else "squared_relu" if fields.flag("squared-relu") else "gelu_tanh"
+    layers, width = fields.size("num-layers"), fields.size("ffn-hidden-size", usual)
+    more = _read_experts(fields, layers, width)
+    if fields.flag("multi-latent-attention"):
         sizes = ("qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim", "kv-lora-rank", "q-lora-rank")
-        more |= found.read_latent(*sizes)
-        found.taken.add("kv-channels")
+        more |= fields.read_latent(*sizes)
+        fields.taken.add("kv-channels")
         biased_query = False
     else:
-        more["head_size"] = found.size("kv-channels", max(hidden // heads, 1))
-        biased_query = biased or found.flag("add-qkv-bias")
+        more["head_size"] = fields.size("kv-channels", max(hidden // heads, 1))
+        biased_query = biased or fields.flag("add-qkv-bias")
     return LanguageModel(
         name=name,
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=groups if found.flag("group-query-attention") else heads,
-        vocabulary=_find_vocabulary(found),
+        kv_heads=groups if fields.flag("group-query-attention") else heads,
+        vocabulary=_find_vocabulary(fields),
         positions=positions,
         longest=longest if positions == "learned" else 0,
         norm=norm,
@@ -252,36 +252,36 @@ def _read_model(found: Fields, name: str) -> LanguageModel:
         query_bias=biased_query,
         output_bias=biased,
         feed_forward_bias=biased,
-        query_norm=found.flag("qk-layernorm"),
-        tied=not found.flag("untie-embeddings-and-output-weights"),
-        dropout=found.share("hidden-dropout", 0.1),
-        attention_dropout=found.share("attention-dropout", 0.1),
+        query_norm=fields.flag("qk-layernorm"),
+        tied=not fields.flag("untie-embeddings-and-output-weights"),
+        dropout=fields.share("hidden-dropout", 0.1),
+        attention_dropout=fields.share("attention-dropout", 0.1),
         **more,
     )
 
 
-def _read_experts(found: Fields, layers: int, width: int) -> dict[str, Any]:
+def _read_experts(fields: Fields, layers: int, width: int) -> dict[str, Any]:
     """Return the sizes of feed-forward layers: of all blocks, or of experts and of the first blocks without them."""
-    if found.take("num-experts") is None:
+    if fields.take("num-experts") is None:
         return {"feed_forward": width}
-    dense = _count_dense(found, layers)
-    shared = found.take("moe-shared-expert-intermediate-size")
+    dense = _count_dense(fields, layers)
+    shared = fields.take("moe-shared-expert-intermediate-size")
     return {
-        "feed_forward": found.size("moe-ffn-hidden-size", width),
-        "experts": found.size("num-experts"),
-        "experts_per_token": found.size("moe-router-topk", 2),
-        "shared_feed_forward": found.size("moe-shared-expert-intermediate-size") if shared else 0,
+        "feed_forward": fields.size("moe-ffn-hidden-size", width),
+        "experts": fields.size("num-experts"),
+        "experts_per_token": fields.size("moe-router-topk", 2),
+        "shared_feed_forward": fields.size("moe-shared-expert-intermediate-size") if shared else 0,
         "dense_layers": dense,
         "dense_feed_forward": width if dense else 0,
     }
 
 
-def _count_dense(found: Fields, layers: int) -> int:
+def _count_dense(fields: Fields, layers: int) -> int:
     """Return how many first blocks have no experts, by a frequency or by a pattern such as ([0]*3+[1]*12).
 
     Raises InputError when they are not the first ones, or the pattern has another length.
     """
-    pattern = str(found.take("moe-layer-freq", 1)).replace(" ", "")
+    pattern = str(fields.take("moe-layer-freq", 1)).replace(" ", "")
     if pattern.isdecimal():
         kinds = "".join("d" if i % max(int(pattern), 1) else "e" for i in range(layers))
     else:
@@ -292,7 +292,7 @@ def _count_dense(found: Fields, layers: int) -> int:
     if not re.fullmatch("d*e*", kinds) or len(kinds) != layers:
         raise InputError(
             f"{pattern!r:.60}: blocks without experts are built as the first ones alone, of {layers}",
-            file=found.file,
+            file=fields.file,
             place="moe-layer-freq",
         )
     return dense
@@ -312,125 +312,125 @@ def _repeat(text: str) -> str:
     return text
 
 
-def _find_vocabulary(found: Fields) -> int:
+def _find_vocabulary(fields: Fields) -> int:
     """Return the rows of the embedding, padded as Megatron-LM pads them."""
-    padding = found.size("make-vocab-size-divisible-by", 128)
-    padding *= found.size("tensor-model-parallel-size", 1)
-    words = found.size("vocab-size", _GPT2_WORDS)
-    return found.size("padded-vocab-size", -(-words // padding) * padding)
+    padding = fields.size("make-vocab-size-divisible-by", 128)
+    padding *= fields.size("tensor-model-parallel-size", 1)
+    words = fields.size("vocab-size", _GPT2_WORDS)
+    return fields.size("padded-vocab-size", -(-words // padding) * padding)
 
 
-def _find_precision(found: Fields) -> str:
+def _find_precision(fields: Fields) -> str:
     """Return the precision recipe; InputError where FP8 is computed in another way than is built."""
-    if found.flag("fp16"):
-        return "megatron-fp16-fp32-reduce" if found.flag("accumulate-allreduce-grads-in-fp32") else "megatron-fp16"
-    in_half = "-reduce" * found.flag("grad-reduce-in-bf16")
-    if found.take("fp8-format") is not None:
-        kept = "-params" * found.flag("fp8-param-gather") + (in_half and f"-bf16{in_half}")
-        return found.word("fp8-recipe", _FP8, "delayed") + kept
-    return f"megatron-bf16{in_half}" if found.flag("bf16") else "megatron-fp32"
+    if fields.flag("fp16"):
+        return "megatron-fp16-fp32-reduce" if fields.flag("accumulate-allreduce-grads-in-fp32") else "megatron-fp16"
+    in_half = "-reduce" * fields.flag("grad-reduce-in-bf16")
+    if fields.take("fp8-format") is not None:
+        kept = "-params" * fields.flag("fp8-param-gather") + (in_half and f"-bf16{in_half}")
+        return fields.word("fp8-recipe", _FP8, "delayed") + kept
+    return f"megatron-bf16{in_half}" if fields.flag("bf16") else "megatron-fp32"
 
 
-def _read_degrees(found: Fields, model: LanguageModel) -> dict[str, Any]:
+def _read_degrees(fields: Fields, model: LanguageModel) -> dict[str, Any]:
     """Return the columns of a plan that the arguments settle; the data degree is what is left of the ranks."""
     tensor, pipeline, context = (
-        found.size(f"{kind}-parallel-size", 1) for kind in ("tensor-model", "pipeline-model", "context")
+        fields.size(f"{kind}-parallel-size", 1) for kind in ("tensor-model", "pipeline-model", "context")
     )
-    expert = found.size("expert-model-parallel-size", 1)
-    cut = found.size("expert-tensor-parallel-size", tensor)
-    overlap = "products" if found.flag("tp-comm-overlap") else "backward"
-    method = found.word("cp-comm-type", _CONTEXT, "p2p")
-    several = _count_stages(found, model.layers, pipeline) if pipeline > 1 else 1
+    expert = fields.size("expert-model-parallel-size", 1)
+    cut = fields.size("expert-tensor-parallel-size", tensor)
+    overlap = "products" if fields.flag("tp-comm-overlap") else "backward"
+    method = fields.word("cp-comm-type", _CONTEXT, "p2p")
+    several = _count_stages(fields, model.layers, pipeline) if pipeline > 1 else 1
     degrees = {
         "tensor": tensor,
         "pipeline": pipeline,
-        "sequence_parallel": found.flag("sequence-parallel") and tensor > 1,
+        "sequence_parallel": fields.flag("sequence-parallel") and tensor > 1,
         "vocabulary_parallel": tensor > 1,
         "tensor_overlap": overlap if tensor > 1 else None,
         "expert": expert if model.experts and expert > 1 else None,
         "expert_tensor": cut if model.experts and cut != tensor else None,
-        "expert_overlap": (found.flag("overlap-moe-expert-parallel-comm") and expert > 1) or None,
+        "expert_overlap": (fields.flag("overlap-moe-expert-parallel-comm") and expert > 1) or None,
         "context": context if context > 1 else None,
         "context_method": method if context > 1 else None,
         "schedule": ("interleaved" if several > 1 else "1f1b") if pipeline > 1 else None,
         "stages_per_rank": several if pipeline > 1 else None,
-        "sharding": "distributed" if found.flag("use-distributed-optimizer") else None,
-        "gather_overlap": found.flag("overlap-param-gather") or None,
-        "recompute": _read_recompute(found),
+        "sharding": "distributed" if fields.flag("use-distributed-optimizer") else None,
+        "gather_overlap": fields.flag("overlap-param-gather") or None,
+        "recompute": _read_recompute(fields),
     }
     return {name: value for name, value in degrees.items() if value is not None}
 
 
-def _count_stages(found: Fields, layers: int, pipeline: int) -> int:
+def _count_stages(fields: Fields, layers: int, pipeline: int) -> int:
     """Return the stages of each rank of a pipeline; InputError where the layers do not divide into them."""
-    if layout := _read_layout(found):
+    if layout := _read_layout(fields):
         return len(layout) // pipeline
-    if found.take("num-layers-per-virtual-pipeline-stage") is None:
-        return found.size("num-virtual-stages-per-pipeline-rank", 1)
-    each = found.size("num-layers-per-virtual-pipeline-stage")
+    if fields.take("num-layers-per-virtual-pipeline-stage") is None:
+        return fields.size("num-virtual-stages-per-pipeline-rank", 1)
+    each = fields.size("num-layers-per-virtual-pipeline-stage")
     if layers % (pipeline * each):
         raise InputError(
             f"{layers} layers do not divide into stages of {each} on {pipeline} ranks",
-            file=found.file,
+            file=fields.file,
             place="num-layers-per-virtual-pipeline-stage",
         )
     return layers // (pipeline * each)
 
 
-def _read_recompute(found: Fields) -> str | None:
+def _read_recompute(fields: Fields) -> str | None:
     """Return what backward computes again; None where nothing is said."""
     words = {word: word for word in ("full", "selective", "uniform", "block")}
-    if found.flag("recompute-activations"):  # which Megatron-LM reads as the other argument
+    if fields.flag("recompute-activations"):  # which Megatron-LM reads as the other argument
         return "selective"
-    if found.take("recompute-granularity") is None:
+    if fields.take("recompute-granularity") is None:
         return None
-    kind = found.word("recompute-granularity", words, "")
-    method = found.take("recompute-method")
-    modules = str(found.take("recompute-modules") or "core_attn").strip("[]").split()
+    kind = fields.word("recompute-granularity", words, "")
+    method = fields.take("recompute-method")
+    modules = str(fields.take("recompute-modules") or "core_attn").strip("[]").split()
     if kind == "selective" and modules != ["core_attn"]:
         if unknown := [name for name in modules if name not in ("core_attn", "mlp", "moe", "shared_experts")]:
             raise InputError(
                 f"{' '.join(unknown)}: recomputing these from their output alone is not built",
-                file=found.file,
+                file=fields.file,
                 place="recompute-modules",
                 fix="leave them out: the step then holds more memory and is a little faster",
             )
         return f"modules:{','.join(modules)}"
-    if kind != "full" or method is None or (method, str(found.take("recompute-num-layers"))) == ("block", "0"):
+    if kind != "full" or method is None or (method, str(fields.take("recompute-num-layers"))) == ("block", "0"):
         return "none" if (kind, method) == ("full", "block") else kind
-    return f"{found.word('recompute-method', words, '')}:{found.size('recompute-num-layers', 1)}"
+    return f"{fields.word('recompute-method', words, '')}:{fields.size('recompute-num-layers', 1)}"
 
 
-def _cut_stages(found: Fields, layers: int, degrees: Mapping[str, Any]) -> tuple[int, ...]:
+def _cut_stages(fields: Fields, layers: int, degrees: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the blocks of each stage: equally many, embedding and loss counted where the arguments say so.
 
     Stages of one rank are chunks of its blocks. Raises InputError when the blocks cannot be cut so.
     """
     pipeline, several = degrees["pipeline"], degrees.get("stages_per_rank", 1)
-    if pipeline > 1 and (layout := _read_layout(found)):
+    if pipeline > 1 and (layout := _read_layout(fields)):
         blocks = tuple(stage.count("t") for stage in layout)
         if len(layout) != pipeline * several or sum(blocks) != layers:
             raise InputError(
                 f"{sum(blocks)} layers on {len(layout)} stages, not {layers} on {pipeline} ranks with as many each",
-                file=found.file,
+                file=fields.file,
                 place=_LAYOUT,
             )
         return blocks
-    embedding = found.flag("account-for-embedding-in-pipeline-split")
-    loss = found.flag("account-for-loss-in-pipeline-split")
+    embedding = fields.flag("account-for-embedding-in-pipeline-split")
+    loss = fields.flag("account-for-loss-in-pipeline-split")
     if pipeline == 1:
         return ()
     given_ends = {
-        rank: found.size(f"decoder-{side}-pipeline-num-layers")
+        rank: fields.size(f"decoder-{side}-pipeline-num-layers")
         for rank, side in ((0, "first"), (pipeline - 1, "last"))
-        if found.take(f"decoder-{side}-pipeline-num-layers") is not None
+        if fields.take(f"decoder-{side}-pipeline-num-layers") is not None
     }
     others = pipeline - len(given_ends)
     each, rest = divmod(layers + embedding + loss - sum(given_ends.values()), others * (1 if given_ends else several))
     if rest or each < 1 or (given_ends and several > 1 and any(n % several for n in (each, *given_ends.values()))):
         raise InputError(
             f"{layers} layers cannot be cut into {pipeline} x {several} stages as the arguments say",
-            file=found.file,
+            file=fields.file,
             place="pipeline-model-parallel-size",
         )
     whole = each * (1 if given_ends else several)
@@ -440,20 +440,20 @@ def _cut_stages(found: Fields, layers: int, degrees: Mapping[str, Any]) -> tuple
     return tuple(stages)
 
 
-def _read_layout(found: Fields) -> list[str]:
+def _read_layout(fields: Fields) -> list[str]:
     """Return what each stage of a layout such as ``Et*3|(tt|)*29,m|L`` holds, a letter a layer; nothing without one.
 
     ``E`` embedding, ``t`` a block, ``m`` a layer of multi-token prediction, ``L`` loss with head.
     Raises InputError when it is written otherwise, or embedding and loss are not at its ends.
     """
-    said = found.take(_LAYOUT)
-    if said is None:
+    layout = fields.take(_LAYOUT)
+    if layout is None:
         return []
-    text = _repeat(re.sub(r"[\s,]", "", str(said)))
+    text = _repeat(re.sub(r"[\s,]", "", str(layout)))
     if not re.fullmatch(r"E[tm|]*L", text):
         raise InputError(
-            f"{said!r:.60} is no layout from embedding (E) over blocks (t) to loss (L)",
-            file=found.file,
+            f"{layout!r:.60} is no layout from embedding (E) over blocks (t) to loss (L)",
+            file=fields.file,
             place=_LAYOUT,
             fix="write it as Et*3|(tt|)*29,m|L",
         )

@@ -12,31 +12,31 @@ _HARMLESS = HARMLESS | {"is_llama_config", "is_qwen2_config", "rope_interleaved"
 """Fields of nanotron's YAML that change nothing here."""
 
 
-def read_file(said: ConfigurationFile) -> Configuration | None:
+def read_file(given: ConfigurationFile) -> Configuration | None:
     """Return what a nanotron configuration says; None for another file.
 
     Of ``model.model_config``, and ``parallelism``, ``tokens``, ``optimizer`` where present. Raises
     InputError when a size is missing, or the model has experts.
     """
-    content, file = said.content, said.file
+    content, file = given.content, given.file
     section = _section(content, "model")
     if "model_config" not in section:
         return None
-    found = Fields(_section(section, "model_config"), file)
-    found.refuse(("num_experts", "moe_config"), "mixtures of experts are not built from a configuration")
-    hidden, heads = found.size("hidden_size"), found.size("num_attention_heads")
+    fields = Fields(_section(section, "model_config"), file)
+    fields.refuse(("num_experts", "moe_config"), "mixtures of experts are not built from a configuration")
+    hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     model = LanguageModel(
-        name=said.name,
-        layers=found.size("num_hidden_layers"),
+        name=given.name,
+        layers=fields.size("num_hidden_layers"),
         hidden=hidden,
         heads=heads,
-        kv_heads=found.size("num_key_value_heads", heads),
-        head_size=found.size("head_dim", max(hidden // heads, 1)),
-        feed_forward=found.size("intermediate_size"),
-        vocabulary=found.size("vocab_size"),
-        activation=found.word("hidden_act", ACTIVATIONS, "silu"),
-        query_bias=found.flag("attention_bias"),
-        tied=found.flag("tie_word_embeddings"),
+        kv_heads=fields.size("num_key_value_heads", heads),
+        head_size=fields.size("head_dim", max(hidden // heads, 1)),
+        feed_forward=fields.size("intermediate_size"),
+        vocabulary=fields.size("vocab_size"),
+        activation=fields.word("hidden_act", ACTIVATIONS, "silu"),
+        query_bias=fields.flag("attention_bias"),
+        tied=fields.flag("tie_word_embeddings"),
     )
     tokens = Fields(_section(content, "tokens"), file)
     named = {"sequence": "sequence_length", "batch": "micro_batch_size"}
@@ -49,7 +49,7 @@ def read_file(said: ConfigurationFile) -> Configuration | None:
         step,
         _read_nanotron_degrees(content, file),
         accumulate=tokens.size("batch_accumulation_per_replica", 1),
-        notes=tuple(note_unknown(found.list_unknown(_HARMLESS), found.taken)),
+        notes=tuple(note_unknown(fields.list_unknown(_HARMLESS), fields.taken)),
     )
 
 
@@ -63,10 +63,10 @@ def _read_nanotron_degrees(content: Mapping[str, Any], file: str) -> dict[str, A
     section = _section(content, "parallelism")
     if not section:
         return {}
-    said = Fields(section, file)
-    data, tensor, pipeline = (said.size(name, 1) for name in ("dp", "tp", "pp"))
-    engine = said.word("pp_engine", {"1f1b": "1f1b", "afab": "gpipe"}, "1f1b")
-    scatters = str(said.take("tp_mode", "REDUCE_SCATTER")).upper() == "REDUCE_SCATTER"
+    fields = Fields(section, file)
+    data, tensor, pipeline = (fields.size(name, 1) for name in ("dp", "tp", "pp"))
+    engine = fields.word("pp_engine", {"1f1b": "1f1b", "afab": "gpipe"}, "1f1b")
+    scatters = str(fields.take("tp_mode", "REDUCE_SCATTER")).upper() == "REDUCE_SCATTER"
     shares = Fields(_section(content, "optimizer"), file).take("zero_stage", 0) and data > 1
     return {
         "data": data,
@@ -76,5 +76,5 @@ def _read_nanotron_degrees(content: Mapping[str, Any], file: str) -> dict[str, A
         "vocabulary_parallel": tensor > 1,
         **({"schedule": engine} if pipeline > 1 else {}),
         **({"sharding": "distributed"} if shares else {}),
-        **({"recompute": "full"} if said.flag("recompute_layer") else {}),
+        **({"recompute": "full"} if fields.flag("recompute_layer") else {}),
     }

@@ -89,8 +89,8 @@ def build_nccl_file(
     if reached.issuperset(map(name_rank_node, range(ranks))):
         return links
     below = _list_pcie(root, gpus, pcie_latency_s, topology_file, level in ("LOC", "NVL"))
-    links += [link for found in below.values() for link in found]
-    sockets = [cpu for cpu, found in below.items() if found]
+    links += [link for below_cpu in below.values() for link in below_cpu]
+    sockets = [cpu for cpu, below_cpu in below.items() if below_cpu]
     if len(sockets) > 1:
         given, has = socket_bandwidth_bytes_per_s, f"GPUs on {len(sockets)} processors"
         rate = _ask_rate(given, "socket", has, "between two, one direction", topology_file)
@@ -134,20 +134,20 @@ def _parse(path: Path) -> Element:
 
 def _find_gpus(root: Element, ranks: int, path: Path) -> dict[str, tuple[str, Element]]:
     """Return the node and the element of each GPU, by its address on the bus, in order of ``dev``."""
-    found = [(pci, gpu) for pci in root.iter("pci") if (gpu := pci.find("gpu")) is not None]
-    if not found:
+    gpus = [(pci, gpu) for pci in root.iter("pci") if (gpu := pci.find("gpu")) is not None]
+    if not gpus:
         raise PlatformError("no GPU stands in it", file=path, fix="give the file of a run with GPUs")
-    if len(found) != ranks:
+    if len(gpus) != ranks:
         raise PlatformError(
-            f"{len(found)} GPUs in the file and {ranks} ranks",
+            f"{len(gpus)} GPUs in the file and {ranks} ranks",
             file=path,
-            fix=f"write ranks (or ranks_per_node): {len(found)}",
+            fix=f"write ranks (or ranks_per_node): {len(gpus)}",
         )
     try:
-        found.sort(key=lambda pair: int(pair[1].get("dev", "")))
+        gpus.sort(key=lambda pair: int(pair[1].get("dev", "")))
     except ValueError:
         raise PlatformError("a <gpu> has no number dev", file=path, fix="dump it again") from None
-    return {pci.get("busid", "").lower(): (name_rank_node(rank), gpu) for rank, (pci, gpu) in enumerate(found)}
+    return {pci.get("busid", "").lower(): (name_rank_node(rank), gpu) for rank, (pci, gpu) in enumerate(gpus)}
 
 
 def _count_nvlinks(gpus: dict[str, tuple[str, Element]]) -> Counter[tuple[str, str]]:
@@ -196,7 +196,7 @@ def _hang(
 
 def _read_conf(path: Path) -> dict[str, str]:
     """Return the variables of an ``nccl.conf`` and their values."""
-    found = {}
+    variables = {}
     for number, line in enumerate(read_file(path).splitlines(), start=1):
         name, is_given, value = line.partition("=")
         if not line.strip() or line.lstrip().startswith("#"):
@@ -205,8 +205,8 @@ def _read_conf(path: Path) -> dict[str, str]:
             raise PlatformError(
                 f"{line.strip()!r} sets no variable", file=path, place=f"line {number}", fix="write NAME=VALUE"
             )
-        found[name.strip()] = value.strip()
-    return found
+        variables[name.strip()] = value.strip()
+    return variables
 
 
 def _read_level(variables: Mapping[str, str], path: Path | None) -> str:

@@ -132,13 +132,13 @@ def import_nccl_tests(
     when a file cannot be read, or lacks measurements, ranks or operation.
     """
     logs = [_read(Path(path), ranks, collective) for path in paths]
-    found = [
+    rows = [
         (platform, library or log.library or UNKNOWN_VERSION, name, n, size, us_to_ns(time_us), nodes)
         for log in logs
         for name, n, nodes, size, time_us in log.rows
     ]
     columns = ["platform", "library", "collective", "ranks", "message_bytes", "time_ns", "nodes"]
-    frame = pd.DataFrame(found, columns=columns).assign(dataset=DATASET)
+    frame = pd.DataFrame(rows, columns=columns).assign(dataset=DATASET)
     frame["round"] = frame.groupby(["collective", "ranks", "nodes", "message_bytes"]).cumcount()
     frame = frame[list(SAMPLE_COLUMNS)]
     frame.attrs["device"] = next((d for log in logs for _, d in log.devices.values() if d), "")

@@ -70,9 +70,9 @@ def read_name(name: str) -> DeviceName:
     sizes = _MEMORY.findall(text)
     forms: Mapping[str, str] = _table()["form_factors"]
     words = _MEMORY.sub(" ", text).split()
-    found = [forms[word] for word in words if word in forms]
+    known = [forms[word] for word in words if word in forms]
     product = tuple(w for w in words if w not in forms and w not in _table()["vendors"])
-    return DeviceName(product, int(sizes[0]) if sizes else None, found[0] if found else None)
+    return DeviceName(product, int(sizes[0]) if sizes else None, known[0] if known else None)
 
 
 def is_processor(name: str) -> bool:

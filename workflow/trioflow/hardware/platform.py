@@ -583,10 +583,10 @@ def _choose_ranks(content: dict[str, Any], ranks: int | None, path: str | Path) 
 
 
 def _read_ranks_per_node(content: dict[str, Any]) -> int | None:
-    found = content.get("ranks_per_node")
-    if found is None and isinstance(inner := content.get("topology", {}).get("ranks_per_node"), dict):
-        found = inner["value"]
-    return None if found is None else int(found)
+    count = content.get("ranks_per_node")
+    if count is None and isinstance(inner := content.get("topology", {}).get("ranks_per_node"), dict):
+        count = inner["value"]
+    return None if count is None else int(count)
 
 
 Corrections = Mapping[str, float]

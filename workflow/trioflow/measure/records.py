@@ -143,17 +143,17 @@ def measure_plans(steps: str | Path, events: str | Path, folder: str | Path) -> 
     ``rank_timelines.parquet`` (one profiled round), ``step_marks.parquet`` and ``recorded_events.parquet`` (medians of
     all profiled rounds) into the folder.
     """
-    recorded, found = read_json(steps), pd.read_parquet(events)
+    recorded, measured = read_json(steps), pd.read_parquet(events)
     marks = relate_marks(pd.DataFrame(recorded["marks"], columns=STEP_MARKS.names))
-    found = found.astype(dict.fromkeys(("message_bytes", "match_id", "micro_batch", "stage"), "Int64"))
-    chosen = {name: choose_round(marks, str(name)) for name in found["experiment"].unique()}
-    shown = found[found["round"] == found["experiment"].map(chosen)].drop(columns="round")
+    measured = measured.astype(dict.fromkeys(("message_bytes", "match_id", "micro_batch", "stage"), "Int64"))
+    chosen = {name: choose_round(marks, str(name)) for name in measured["experiment"].unique()}
+    shown = measured[measured["round"] == measured["experiment"].map(chosen)].drop(columns="round")
     measurements = pd.DataFrame(recorded["steps"])[tables.MEASUREMENTS.names]
     for table, frame, schema in (
         ("measurements", measurements, tables.MEASUREMENTS),
         ("rank_timelines", shown, tables.RANK_TIMELINES),
         ("step_marks", marks, STEP_MARKS),
-        ("recorded_events", median_events(found, marks), RECORDED_EVENTS),
+        ("recorded_events", median_events(measured, marks), RECORDED_EVENTS),
     ):
         tables.write_table(frame, table, Path(folder) / f"{table}.parquet", schema=schema)
 
@@ -184,8 +184,8 @@ def assign_marks(events: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
     inside &= (events["stream"] == "compute").to_numpy()
     assigned = events.copy()
     for name in ("micro_batch", "stage"):
-        found = pd.Series(parts[name].to_numpy()[place.clip(0)], index=events.index, dtype="Int64")
-        assigned[name] = found.where(inside)
+        mark_numbers = pd.Series(parts[name].to_numpy()[place.clip(0)], index=events.index, dtype="Int64")
+        assigned[name] = mark_numbers.where(inside)
     return assigned
 
 
@@ -207,11 +207,11 @@ def median_events(events: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
     whole = marks[(marks["recording"] == PROFILED) & (marks["phase"] == STEP_MARK)]
     keys = ["experiment", "round", "rank"]
     began_s = whole.set_index(keys)["start_ns"].map(ns_to_s)
-    found = events.join(began_s.rename("began_s"), on=keys, validate="many_to_one")
-    found[["start_s", "end_s"]] = found[["start_s", "end_s"]].add(found["began_s"], axis=0)
-    found = found.sort_values([*keys, "start_s", "end_s"], kind="stable")
-    found["occurrence"] = found.groupby([*_EVENT, "round"], dropna=False).cumcount()
-    grouped = found.groupby([*_EVENT, "occurrence"], dropna=False, sort=False)
+    relative = events.join(began_s.rename("began_s"), on=keys, validate="many_to_one")
+    relative[["start_s", "end_s"]] = relative[["start_s", "end_s"]].add(relative["began_s"], axis=0)
+    relative = relative.sort_values([*keys, "start_s", "end_s"], kind="stable")
+    relative["occurrence"] = relative.groupby([*_EVENT, "round"], dropna=False).cumcount()
+    grouped = relative.groupby([*_EVENT, "occurrence"], dropna=False, sort=False)
     medians: pd.DataFrame = grouped.agg(
         start_s=("start_s", "median"), end_s=("end_s", "median"), rounds=("round", "size")
     ).reset_index()

@@ -108,9 +108,9 @@ def calibrate_workload(
     marks = [mark for result in results for mark in result["marks"]]
     write_json(Path(record) / "steps.json", {"steps": steps, "marks": marks})
     columns = [*tables.RANK_TIMELINES.names, "round"]
-    found = pd.concat(events) if events else pd.DataFrame(columns=columns)
+    measured = pd.concat(events) if events else pd.DataFrame(columns=columns)
     with atomic_path(Path(record) / "events.parquet") as path:
-        found.to_parquet(path)
+        measured.to_parquet(path)
 
 
 def _check_plans(experiments: Sequence[Mapping[str, Any]], plans: Mapping[str, Mapping[str, Any]]) -> int:

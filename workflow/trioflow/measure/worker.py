@@ -469,11 +469,11 @@ def build_rank_timelines(
 
 def _list_events(loaded: StepEvents, began_ns: int, experiment: str, rank: int) -> list[dict[str, Any]]:
     """Return one step's events in order of start; the step began then on the profiler's clock."""
-    found = [(e, "compute", "compute") for e in loaded.operators if not e.name.startswith(_COMMUNICATION)]
-    found += [
+    rows = [(e, "compute", "compute") for e in loaded.operators if not e.name.startswith(_COMMUNICATION)]
+    rows += [
         (event, "communication", _KINDS.get(event.name.partition(":")[2], "collective")) for event in loaded.messages
     ]
-    found.sort(key=lambda item: (item[0].start_ns, item[0].end_ns, item[0].name))
+    rows.sort(key=lambda item: (item[0].start_ns, item[0].end_ns, item[0].name))
     return [
         {
             "experiment": experiment,
@@ -490,7 +490,7 @@ def _list_events(loaded: StepEvents, began_ns: int, experiment: str, rank: int) 
             "micro_batch": None,
             "stage": None,
         }
-        for number, (event, stream, kind) in enumerate(found)
+        for number, (event, stream, kind) in enumerate(rows)
     ]
 
 
@@ -663,8 +663,8 @@ class _RankSession:
         profiler.export_chrome_trace(str(path))
         timelines = build_rank_timelines(path, facts["experiment"], self.rank, looks)
         rounds = []
-        for number, (rows, found) in enumerate(zip(timelines[1:], marks[1:], strict=True)):
-            kept = pd.DataFrame(self._keep_marks(facts, PROFILED, number, found))
+        for number, (rows, marked) in enumerate(zip(timelines[1:], marks[1:], strict=True)):
+            kept = pd.DataFrame(self._keep_marks(facts, PROFILED, number, marked))
             rounds.append(assign_marks(pd.DataFrame(rows), kept).assign(round=number))
         return pd.concat(rounds)
 

@@ -68,16 +68,16 @@ def open_platform(
         raise InputError("no platform was given", fix="name one, such as dgx-h100; `trioflow platforms` lists them")
     if not isinstance(platform, Platform):
         platform = load_named_platform(str(platform), ranks)
-    asked = platform.inter_node
+    between = platform.inter_node
     if (inter_node_bandwidth, inter_node_latency_s, inter_node_bytes) != (None, None, None):
-        asked = InterNode(
+        between = InterNode(
             _read_rates(inter_node_bandwidth),
             inter_node_latency_s,
             inter_node_bytes,
             TCP if inter_node_bandwidth == TCP else "given",
         )
-        _check(asked)
-    if asked is None or asked.in_links:
+        _check(between)
+    if between is None or between.in_links:
         return platform
     if platform.ranks_per_node is None:
         raise InputError(
@@ -86,7 +86,7 @@ def open_platform(
         )
     if platform.ranks <= platform.ranks_per_node:
         return platform
-    return _set_links(platform, platform.ranks_per_node, asked)
+    return _set_links(platform, platform.ranks_per_node, between)
 
 
 def _read_rates(bandwidth: Bandwidth | None) -> dict[str, float]:
@@ -113,20 +113,20 @@ def _read_rates(bandwidth: Bandwidth | None) -> dict[str, float]:
     return rates
 
 
-def _check(asked: InterNode) -> None:
-    numbers = {f"bandwidth {name}".strip(): rate for name, rate in asked.bus_bandwidth_bytes_per_s.items()}
-    numbers |= {"latency": asked.latency_s or 1.0, "bytes": asked.message_bytes or 1.0}
+def _check(between: InterNode) -> None:
+    numbers = {f"bandwidth {name}".strip(): rate for name, rate in between.bus_bandwidth_bytes_per_s.items()}
+    numbers |= {"latency": between.latency_s or 1.0, "bytes": between.message_bytes or 1.0}
     for name, value in numbers.items():
         if not 0 < value < math.inf:
             raise InputError(f"--inter-node-{name} {value!r} is not positive")
-    if asked.message_bytes is not None and not asked.bus_bandwidth_bytes_per_s:
+    if between.message_bytes is not None and not between.bus_bandwidth_bytes_per_s:
         raise InputError(
             "--inter-node-bytes is the size of the messages whose bandwidth was measured",
             fix="give --inter-node-bandwidth too",
         )
 
 
-def _set_links(platform: Platform, per_node: int, asked: InterNode) -> Platform:
+def _set_links(platform: Platform, per_node: int, between: InterNode) -> Platform:
     """Return a platform whose links between nodes, those that no route inside a node takes, have the asked rate."""
     router = find_router(platform)
     names = [name_rank_node(rank) for rank in range(max(platform.ranks, 2 * per_node))]
@@ -134,17 +134,17 @@ def _set_links(platform: Platform, per_node: int, asked: InterNode) -> Platform:
     ends = zip(names, names[per_node : 2 * per_node], strict=False)
     shape = FlowShape(tuple((a, b) for a, b in ends if b in known), router)
     nominal = float(shape.rates_bytes_per_s.min()) * per_node
-    rates = dict(asked.bus_bandwidth_bytes_per_s)
-    if asked.source == TCP:
+    rates = dict(between.bus_bandwidth_bytes_per_s)
+    if between.source == TCP:
         alone = FlowShape(shape.pairs[:1], router).rates_bytes_per_s[0]
         rates = {ALL: TCP_BYTES_PER_S * nominal / float(alone)}
     inside = set(router.route_ranks(pair_in_nodes(platform)).hops.tolist())
-    wanted = max([*rates.values(), nominal if asked.message_bytes or not rates else 0.0])
+    wanted = max([*rates.values(), nominal if between.message_bytes or not rates else 0.0])
     kept_s = sum(
         platform.links[link].latency_s for link in shape.hops[: shape.first_hops[1]].tolist() if link in inside
     )
     hop_s = float(shape.latencies_s[0]) - kept_s
-    wanted_s = hop_s if asked.latency_s is None else max(asked.latency_s - kept_s, 0.0)
+    wanted_s = hop_s if between.latency_s is None else max(between.latency_s - kept_s, 0.0)
     links = tuple(
         link
         if place in inside
@@ -161,31 +161,31 @@ def _set_links(platform: Platform, per_node: int, asked: InterNode) -> Platform:
             f"{format_bytes(float(reached) * per_node)}/s",
             fix="give the bus bandwidth of a node in bytes/s, or describe its links in a platform file",
         )
-    settled = structs.replace(asked, bus_bandwidth_bytes_per_s=rates, in_links=True)
+    settled = structs.replace(between, bus_bandwidth_bytes_per_s=rates, in_links=True)
     return replace(platform, links=links, inter_node=settled)
 
 
-def find_rate(asked: InterNode, collective: str) -> float:
+def find_rate(between: InterNode, collective: str) -> float:
     """Return the bus bandwidth of a collective, or of the most similar one that was measured [bytes/s]."""
-    rates = asked.bus_bandwidth_bytes_per_s
+    rates = between.bus_bandwidth_bytes_per_s
     similar = (collective, *RELATIVES.get(collective, ()), ALL, *rates)
     return rates[next(name for name in similar if name in rates)]
 
 
 def describe_inter_node(platform: Platform) -> str:
     """Say what is taken for the network between nodes where a user gave it; empty elsewhere."""
-    asked = platform.inter_node
-    if asked is None or platform.ranks <= (platform.ranks_per_node or platform.ranks):
+    between = platform.inter_node
+    if between is None or platform.ranks <= (platform.ranks_per_node or platform.ranks):
         return ""
-    rates = asked.bus_bandwidth_bytes_per_s
+    rates = between.bus_bandwidth_bytes_per_s
     parts = [
         f"{format_bytes(rate)}/s bus bandwidth{f' of {name}' if name != ALL else ''}" for name, rate in rates.items()
     ]
-    if asked.message_bytes:
-        parts[-1] += f", measured with {format_bytes(asked.message_bytes)}"
-    parts += [f"{format_time(asked.latency_s)} a hop"] if asked.latency_s is not None else []
+    if between.message_bytes:
+        parts[-1] += f", measured with {format_bytes(between.message_bytes)}"
+    parts += [f"{format_time(between.latency_s)} a hop"] if between.latency_s is not None else []
     tcp = f" (TCP sockets, {format_bytes(TCP_BYTES_PER_S)}/s a network card)"
-    return f"between nodes as given: {', '.join(parts)}{tcp if asked.source == TCP else ''}, instead of what is known of {platform.name}"
+    return f"between nodes as given: {', '.join(parts)}{tcp if between.source == TCP else ''}, instead of what is known of {platform.name}"
 
 
 Ask = Callable[[str, int, int], Any]
@@ -283,8 +283,8 @@ class AcrossFlows(Struct, frozen=True, eq=False):
     warning: str
 
 
-def _all(*asked: Hashable) -> Hashable:
-    return asked
+def _all(*names: Hashable) -> Hashable:
+    return names
 
 
 def measures_a_node(cost: object, platform: Platform) -> bool:
@@ -427,29 +427,29 @@ class NodeGroups(Derives):
         )
 
 
-def _ask_of(asked: InterNode, network: NodeNetwork) -> NodeNetwork:
+def _ask_of(between: InterNode, network: NodeNetwork) -> NodeNetwork:
     """Return a network with what the user measured, which the links have."""
-    known = asked.latency_s is not None
+    known = between.latency_s is not None
     return NodeNetwork(
         network.name,
-        1.0 if asked.bus_bandwidth_bytes_per_s else network.share,
+        1.0 if between.bus_bandwidth_bytes_per_s else network.share,
         0.0 if known else network.hop_s,
         0.0 if known else network.tree_hop_s,
     )
 
 
-def _read_as_measured(asked: InterNode, platform: Platform) -> BetweenNodes | None:
+def _read_as_measured(between: InterNode, platform: Platform) -> BetweenNodes | None:
     """Return what was measured with messages of one size, over the job's nodes; None of large messages, which links say."""
-    if asked.message_bytes is None or platform.ranks_per_node is None:
+    if between.message_bytes is None or platform.ranks_per_node is None:
         return None
     per_node, curves = platform.ranks_per_node, {}
     nodes = math.ceil(platform.ranks / per_node)
     for name in _STRIPED[:3]:
-        wire_bytes = asked.message_bytes * wire_factor(name, nodes * per_node)
-        time_s = wire_bytes / find_rate(asked, name)
+        wire_bytes = between.message_bytes * wire_factor(name, nodes * per_node)
+        time_s = wire_bytes / find_rate(between, name)
         ends = ((one, one) for one in (time_s, time_s / _REPEATED, time_s * _REPEATED))
         curves[name] = NodeCurve((1, nodes), *ends)
-    return BetweenNodes(platform.name, per_node, asked.message_bytes, curves)
+    return BetweenNodes(platform.name, per_node, between.message_bytes, curves)
 
 
 Shares = tuple[tuple[int, ...], ...]

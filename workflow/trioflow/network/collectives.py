@@ -262,12 +262,12 @@ class CollectivePlanner(Derives):
         if collective in ("all_to_all", "scatter", "gather"):
             wire_bytes /= ranks - 1  # one rank's bytes go to, or come from, its partners in equal parts
         steps_s = count_steps(collective, ranks, chain=True) * shape.slowest_latency_s
-        found = self.find_time(collective, message_bytes, group)
-        if found is None:
+        known_s = self.find_time(collective, message_bytes, group)
+        if known_s is None:
             sizes_bytes, latencies_s = np.full(flows, wire_bytes), np.full(flows, steps_s)
             unlimited = np.full(flows, math.inf)
             return CollectiveFlows(shape, sizes_bytes, latencies_s, unlimited, UNCALIBRATED)
-        measured, time_s = found
+        measured, time_s = known_s
         sizes_bytes = np.full(flows, wire_bytes)
         fitted = _fit(shape.rates_bytes_per_s, sizes_bytes, min(steps_s, time_s), time_s)
         alone_s = steps_s + wire_bytes / float(shape.rates_bytes_per_s.min())

@@ -176,7 +176,7 @@ def tabulate(schedule: MessageSchedule) -> MessageTable:
     count, ends = len(schedule), len(schedule.endpoints)
     joins = schedule.joins
     keys = schedule.source.astype(np.int64) * ends + schedule.target
-    found, codes = np.unique(keys[~joins], return_inverse=True)
+    distinct, codes = np.unique(keys[~joins], return_inverse=True)
     pair_of = np.full(count, JOIN, dtype=np.int32)
     pair_of[~joins] = codes
     channels = int(schedule.channel.max(initial=0)) + 1
@@ -185,7 +185,7 @@ def tabulate(schedule: MessageSchedule) -> MessageTable:
     waiter = np.repeat(np.arange(count, dtype=np.int32), missing)
     first = count_up(np.bincount(schedule.after, minlength=count)).astype(np.int32)
     return MessageTable(
-        np.column_stack([found // ends, found % ends]).astype(np.int32),
+        np.column_stack([distinct // ends, distinct % ends]).astype(np.int32),
         pair_of,
         np.diff(schedule.contents.first).astype(np.int32),
         missing,
@@ -386,13 +386,13 @@ class MessagePlanner(CollectivePlanner):
         levels = split_levels(name)
         if levels is None or per_node is None:
             return [self._find_switch(nodes, ())]
-        found: list[str] = []
+        on_route: list[str] = []
         if levels.inner == "in_network":
             for first in range(0, len(nodes), per_node):
-                found.append(self._find_switch(nodes[first : first + per_node], found))
+                on_route.append(self._find_switch(nodes[first : first + per_node], on_route))
         if levels.outer == "in_network":
-            found.append(self._find_switch(nodes, found))
-        return found
+            on_route.append(self._find_switch(nodes, on_route))
+        return on_route
 
     def _find_switch(self, nodes: Sequence[str], taken: Sequence[str]) -> str:
         joined = {(link.source, link.target) for link in self._platform.links}

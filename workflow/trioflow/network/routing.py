@@ -84,23 +84,23 @@ class WaySearch:
         """Return the links that lead on along the best ways, from the end backwards."""
         here, best = self._from(start), self._costs[start, end]
         radius = here.radius
-        found: dict[int, int] = {end: 0}
+        distances: dict[int, int] = {end: 0}
         onward: dict[int, list[Way]] = {}
         heap = [(0, end)]
         while heap:
             cost, node = heapq.heappop(heap)
-            if cost > found[node]:
+            if cost > distances[node]:
                 continue
-            way = here.costs.get(node, math.inf)
+            onward_cost = here.costs.get(node, math.inf)
             # Nearer to the start all is known, so not all links to the node need to be looked at.
-            known_ways = here.nearer.get(node, ()) if way <= radius else self.back(node)
+            known_ways = here.nearer.get(node, ()) if onward_cost <= radius else self.back(node)
             for step, source, index in known_ways:
                 reached = cost + step
                 if reached + min(here.costs.get(source, math.inf), radius) > best:
                     continue
-                known = found.get(source)
+                known = distances.get(source)
                 if known is None or reached < known:
-                    found[source], onward[source] = reached, [(step, node, index)]
+                    distances[source], onward[source] = reached, [(step, node, index)]
                     heapq.heappush(heap, (reached, source))
                 elif reached == known:
                     onward[source].append((step, node, index))
@@ -127,15 +127,15 @@ class _Ball:
         """Fix the nearest node that is not fixed yet; return the nodes that are nearer by way of it than was known."""
         cost, node = heapq.heappop(self.heap)
         new: list[int] = []
-        for step, found, index in links(node) if cost == self.costs[node] else ():
+        for step, neighbour, index in links(node) if cost == self.costs[node] else ():
             reached = cost + step
-            known = self.costs.get(found, math.inf)
+            known = self.costs.get(neighbour, math.inf)
             if reached == known:
-                self.nearer[found].append((step, node, index))
+                self.nearer[neighbour].append((step, node, index))
             elif reached < known:
-                self.costs[found], self.nearer[found] = reached, [(step, node, index)]
-                heapq.heappush(self.heap, (reached, found))
-                new.append(found)
+                self.costs[neighbour], self.nearer[neighbour] = reached, [(step, node, index)]
+                heapq.heappush(self.heap, (reached, neighbour))
+                new.append(neighbour)
         return new
 
 
@@ -435,8 +435,8 @@ class Router:
             graph.ways.measure(one // len(graph.passage), one % len(graph.passage), _count(least))
             for one, least in zip(keys.tolist(), most.tolist(), strict=True)
         ]
-        found = [_ENDLESS if cost == math.inf else complex(*divmod(int(cost), 1 << _HOP_BITS)) for cost in costs]
-        between[rows] = np.array(found, dtype=np.complex128)[key]
+        measured = [_ENDLESS if cost == math.inf else complex(*divmod(int(cost), 1 << _HOP_BITS)) for cost in costs]
+        between[rows] = np.array(measured, dtype=np.complex128)[key]
         return between
 
     def _walk(self, source: int, target: int, stretches: Sequence[_Found]) -> tuple[int, ...]:
@@ -451,7 +451,7 @@ class Router:
         first_hop = int(graph.passage[source] and graph.neighbours[source] == 1)
         node = source
         while node != target:
-            links = [own.get(node) or [way[2] for way in onward.get(node, ())] for own, onward in leads]
+            links = [own.get(node) or [step[2] for step in onward.get(node, ())] for own, onward in leads]
             choice = links[0] if len(links) == 1 else list(dict.fromkeys(chain(*links)))
             index = choice[0] if len(choice) == 1 else self._choose(choice, pair, len(route) - first_hop)
             leads = [lead for lead, links_on in zip(leads, links, strict=True) if index in links_on]

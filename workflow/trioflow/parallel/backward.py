@@ -101,11 +101,11 @@ def plan_recomputation(trace: ModelGraph, kind: str, cut: Sequence[Sequence[str]
             fix="use recompute full" if word == "selective" else "use recompute none",
         )
     saved = _find_saved(trace)
-    found = [_make_region(region, saved, stops) for region in regions]
+    made = [_make_region(region, saved, stops) for region in regions]
     if policy:
         kept = _find_kept(trace, policy, regions)
-        found = [structs.replace(r, operators=tuple(sorted({*r.operators} - kept))) for r in found]
-    return [region for region in found if region.operators]
+        made = [structs.replace(r, operators=tuple(sorted({*r.operators} - kept))) for r in made]
+    return [region for region in made if region.operators]
 
 
 def _find_kept(trace: ModelGraph, policy: str, blocks: Sequence[Sequence[int]]) -> set[int]:
@@ -153,7 +153,7 @@ def _make_region(operators: Sequence[int], saved: dict[int, _Saved], stops: bool
 def _find_saved(trace: ModelGraph) -> dict[int, _Saved]:
     """Return the forward operators that keep something for backward: those of an autograd node take all that it kept."""
     makers = dict(zip(reversed(trace.storage), reversed(trace.makers), strict=True))
-    found: dict[int, _Saved] = {}
+    saved: dict[int, _Saved] = {}
     for forward, rows in trace.backward_of.items():
         nodes: dict[int | None, list[Operator]] = {}
         for row in rows:
@@ -162,25 +162,25 @@ def _find_saved(trace: ModelGraph) -> dict[int, _Saved]:
             sources = [makers[storage] for row in node for storage in row.reads]
             kept = [maker for maker in sources if maker is None or maker.phase == "forward"]
             if kept:
-                known = found.get(forward, _Saved(frozenset(), False))
+                known = saved.get(forward, _Saved(frozenset(), False))
                 result = any(maker is not None and maker.op_id == forward for maker in kept)
-                found[forward] = _Saved(known.readers | {row.op_id for row in node}, known.result or result)
-    return found
+                saved[forward] = _Saved(known.readers | {row.op_id for row in node}, known.result or result)
+    return saved
 
 
 def _list_blocks(trace: ModelGraph, word: str, count: int, cut: Sequence[Sequence[str]]) -> list[list[int]]:
     """Return the forward operators of the blocks that Megatron-LM's ``recompute-num-layers`` chooses."""
     units = dict(zip(pipeline_units(trace), list_units(trace), strict=False))
-    found = []
+    listed = []
     for stage in cut:
         blocks = [name for name in stage if _BLOCK.search(name)]
         if word == "block":
-            found += [units[name] for name in blocks[:count]]
+            listed += [units[name] for name in blocks[:count]]
             continue
         for start in range(0, len(blocks), count):
             parts = [units[name] for name in blocks[start : start + count]]
-            found.append([op for part in parts for op in part])
-    return found
+            listed.append([op for part in parts for op in part])
+    return listed
 
 
 @of_model
@@ -260,10 +260,10 @@ def split_backward(
     read and write.
     """
     rows = [row for row in trace.backward if row.op_id not in left_out]
-    mine = [row for row in rows if stage_of[row.op_id] == stage]
+    of_stage = [row for row in rows if stage_of[row.op_id] == stage]
     if stage == 0:
-        return BackwardSplit([], [row.op_id for row in mine])
-    listed = {index for row in mine for index in row.output_ids}
+        return BackwardSplit([], [row.op_id for row in of_stage])
+    listed = {index for row in of_stage for index in row.output_ids}
     needed, needed_storages = set[int](), set[int]()
 
     def need(row: Operator) -> None:
@@ -275,7 +275,7 @@ def split_backward(
     for row in before:
         need(row)
     split = BackwardSplit()
-    for row in reversed(mine):
+    for row in reversed(of_stage):
         gradients = [i for i in row.output_ids if trace.category[i] == "gradient"]
         wanted = not needed.isdisjoint(row.output_ids) or not needed_storages.isdisjoint(row.makes)
         if wanted:
@@ -307,7 +307,7 @@ def keep_sums_with_input(
     split: BackwardSplit, exchanges: dict[int, list[Any]], forward_of: list[int | None], first: bool = False
 ) -> dict[int, list[Any]]:
     """Move tensor-parallel collectives of gradients that go on from W to I, beside I of the same forward operator."""
-    inside, moved = set(split.for_input), {op: list(held) for op, held in exchanges.items()}
+    inside, moved = set(split.for_input), {op: list(of_op) for op, of_op in exchanges.items()}
     for op_id in split.for_weight:
         if op_id in exchanges and op_id not in inside and inside:
             same = [i for i in split.for_input if (first or i < op_id) and forward_of[i] == forward_of[op_id]]

@@ -322,8 +322,8 @@ def _set_up_builder(step: _Step, works: StageWorks, cut: list[list[str]]) -> Pro
     trace, plan, split, priced, host = step.trace, step.plan, step.split, step.priced, step.host
     kind = _kind_of_rank(plan)
     stages = works.build(split, cut)
-    held = [works.schedule.stages_of_rank(rank) for rank in range(plan.pipeline)]
-    partitions = partition_stages(trace, plan, works.placed, held)
+    stages_of = [works.schedule.stages_of_rank(rank) for rank in range(plan.pipeline)]
+    partitions = partition_stages(trace, plan, works.placed, stages_of)
     partition_s = [priced.predict_updates(split, one.shares) for one in partitions]
     of_stages = [work.update_shares for work in stages]
     updates_s = priced.predict_updates(split, of_stages)
@@ -422,13 +422,13 @@ def _estimate_uncertainty(step: _Step, written: _Written) -> Uncertainty:
 def _least_half_width(reference: Reference, plan: Plan, sizes: Sequence[int], way_to_step: str) -> float:
     """Return the least half width of the step's interval, by what of the step was not recorded."""
     facts = reference.trace.facts
-    ways = {
+    departures = {
         BATCH: {reference.batch} != set(sizes),
         COLLECTIVES: plan.replicas > 1 or plan.tensor > 1,
         PIPELINE: plan.pipeline > 1,
         CONTEXT: plan.context > 2,
     }
-    left = [way for way, leaves in ways.items() if leaves]
+    left = [name for name, leaves in departures.items() if leaves]
     alone = way_to_step == UNANCHORED or facts.measured_end_to_end_s is None
     if left and alone and facts.step_time_source == "busy":
         left.append(ALONE)

@@ -126,11 +126,11 @@ class ModelGraph(Trace, Derives):
     @cached_property
     def backward_of(self) -> dict[int, list[Operator]]:
         """Forward operators that have backward ones, each with these, in the order in which backward begins with them."""
-        found: dict[int, list[Operator]] = {}
+        backward: dict[int, list[Operator]] = {}
         for row in self.backward:
             if row.forward_op_id is not None:
-                found.setdefault(row.forward_op_id, []).append(row)
-        return found
+                backward.setdefault(row.forward_op_id, []).append(row)
+        return backward
 
 
 _OF_TABLES = (

@@ -161,9 +161,10 @@ def named_plan(
     pieces = {key: size for key, size in pieces.items() if size is not None}
     made = _make_named(name, ranks, {**pieces, **columns})
     if not isinstance(made, Plan) or made.ranks != ranks:
-        found = f"a plan of {made.ranks} ranks" if isinstance(made, Plan) else repr(made)
+        description = f"a plan of {made.ranks} ranks" if isinstance(made, Plan) else repr(made)
         raise PlanError(
-            f"the plan {name!r} returned {found}", fix=f"return trioflow.parallel.plan.make_plan(...) of {ranks} ranks"
+            f"the plan {name!r} returned {description}",
+            fix=f"return trioflow.parallel.plan.make_plan(...) of {ranks} ranks",
         )
     return replace(made, plan=name)
 

@@ -147,8 +147,8 @@ class PricedModel(Derives, Struct, frozen=True, eq=False, dict=True):
         self, split: TensorSplit, factors: Sequence[float], launch_s: float
     ) -> tuple[list[OperatorTimes], bool]:
         """Return the times of a rank's operators for each micro-batch, and whether any is out of the model's range."""
-        found = [self._predict_for(split, factor, launch_s) for factor in factors]
-        return [times for times, _ in found], any(beyond for _, beyond in found)
+        of_factors = [self._predict_for(split, factor, launch_s) for factor in factors]
+        return [times for times, _ in of_factors], any(beyond for _, beyond in of_factors)
 
     @derived()
     def _predict_for(self, split: TensorSplit, factor: float, launch_s: float) -> tuple[OperatorTimes, bool]:

@@ -268,8 +268,8 @@ def load_task_graph(folder: str | Path) -> TaskGraph:
                 file=Path(folder) / "dependencies.parquet",
                 place=f"row {wrong.index[0]}, column {column}",
             )
-    said = {str(key): value for key, value in tasks.attrs.items()}
-    metadata = GraphMetadata.from_dict(said, Path(folder) / "tasks.parquet")
+    attributes = {str(key): value for key, value in tasks.attrs.items()}
+    metadata = GraphMetadata.from_dict(attributes, Path(folder) / "tasks.parquet")
     return TaskGraph(read_tasks(tasks), Columns.of_frame(dependencies), metadata)
 
 
@@ -596,8 +596,8 @@ def _copy_tasks(fold: Fold, representatives: Ints, groups: list[Ints], first_par
     family = fold.family_of[match[joined]]
     part = np.zeros(len(family), dtype=np.int64)
     for number in np.unique(family).tolist():
-        mine = family == number
-        part[mine] = groups[number][fold.families[number].group_of[rank[joined][mine]]]
+        chosen = family == number
+        part[chosen] = groups[number][fold.families[number].group_of[rank[joined][chosen]]]
     match[joined] = number_keys(match[joined] * (int(part.max(initial=0)) + 1) + part)
     family_of = (first_part[family] + part)[find_firsts(match[joined])]
     tasks = kept.take(row).assign(task_id=np.arange(len(row)), rank=rank, match_id=match)
@@ -649,8 +649,8 @@ class Fold(Derives, Struct, frozen=True, eq=False, dict=True):
         """Class of each task of the representatives [rows]."""
         classes = np.full(self.ranks, _NOWHERE, dtype=np.int64)
         classes[self.representatives] = np.arange(len(self.representatives))
-        found: Ints = classes[self.graph.task_columns["rank"]]
-        return found
+        task_classes: Ints = classes[self.graph.task_columns["rank"]]
+        return task_classes
 
     @cached_property
     def task_counts(self) -> Ints:
@@ -732,9 +732,9 @@ class Fold(Derives, Struct, frozen=True, eq=False, dict=True):
     def _find_peers(self, named: NDArray[np.bool_], rank: Ints, family: Ints, group: Ints) -> Ints:
         peer = np.full(len(rank), ABSENT, dtype=np.int64)
         for number in np.unique(family[named]).tolist():
-            mine = named & (family == number)
-            ends = self.families[number].groups[group[mine]]
-            peer[mine] = np.where(ends[:, 0] == rank[mine], ends[:, 1], ends[:, 0])
+            chosen = named & (family == number)
+            ends = self.families[number].groups[group[chosen]]
+            peer[chosen] = np.where(ends[:, 0] == rank[chosen], ends[:, 1], ends[:, 0])
         return peer
 
     def _expand_waits(self, firsts: Ints) -> Columns:

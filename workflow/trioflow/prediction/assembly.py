@@ -114,12 +114,12 @@ class Draws(Struct, frozen=True, eq=False):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the draws as ``trioflow simulate --draws --json`` prints them."""
-        found = {name: float(np.quantile(self.step_s, q)) for name, q in _QUANTILES}
+        values = {name: float(np.quantile(self.step_s, q)) for name, q in _QUANTILES}
         return {
             "count": len(self.step_s),
             "seed": self.seed,
             "expected_s": self.expected_s,
-            **found,
+            **values,
             "spread": asdict(self.spread),
             "source": self.source,
             "waits": self.waits,
@@ -220,11 +220,11 @@ def _name_degrees(tasks: Columns, timeline: Columns, plan: Plan) -> Any:
 
 
 def _sum_waits(runs: Sequence[Drawn], graph: DrawnGraph, degrees: Any) -> list[dict[str, Any]]:
-    found = []
+    sums = []
     for degree in sorted(set(degrees) - {""}):
         members = degrees == degree
         drawn_s, steady_s = (float(one.wait_s[members].mean()) for one in runs)
-        found.append(
+        sums.append(
             {
                 "group": str(degree),
                 "exchanges": len(np.unique(graph.item_of[members])),
@@ -232,7 +232,7 @@ def _sum_waits(runs: Sequence[Drawn], graph: DrawnGraph, degrees: Any) -> list[d
                 "steady_wait_s": steady_s,
             }
         )
-    return found
+    return sums
 
 
 def _sum_late(drawn: Drawn, degrees: Any, timeline: Columns, draws: int) -> list[dict[str, Any]]:
@@ -423,7 +423,7 @@ class Prediction:
         """Return the prediction as ``trioflow simulate --json`` prints it."""
         step, summary, metadata = self.step, self._summary, self.task_graph.metadata
         times = {key: getattr(summary, key) for key in (*TIMES, "ranks", "events", "simulator_wall_s")}
-        found = {
+        answer = {
             **{key: value for key, value in times.items() if value is not None},
             "workload": step.traces[0].facts.workload,
             "batch": metadata.batch,
@@ -448,18 +448,18 @@ class Prediction:
             **self.describe_language(),
         }
         if self.draws is not None:
-            found |= {"draws": self.draws.to_dict()}
+            answer |= {"draws": self.draws.to_dict()}
         if self.simulated.trace_only_s is not None:
-            found |= {"anchor": step.options.anchor, "trace_only_step_time_s": self.simulated.trace_only_s}
-        return found
+            answer |= {"anchor": step.options.anchor, "trace_only_step_time_s": self.simulated.trace_only_s}
+        return answer
 
     def _describe_stages(self) -> dict[str, Any]:
         """Return how many units each stage of a pipeline holds, and what cut them; nothing without one."""
-        stages, asked = self.task_graph.metadata.stages, self.step.options.stages
+        stages, wanted = self.task_graph.metadata.stages, self.step.options.stages
         if len(stages) < 2:
             return {}
-        balanced = asked is None or asked in BALANCES
-        cut = name_balance(self.step.trace, str(asked or "") or None) if balanced else "given"
+        balanced = wanted is None or wanted in BALANCES
+        cut = name_balance(self.step.trace, str(wanted or "") or None) if balanced else "given"
         return {"stage_units": [len(stage) for stage in stages], "stages_by": cut}
 
     def describe_language(self) -> dict[str, Any]:
@@ -710,11 +710,11 @@ def _open_collectives(platform: Platform, given: str | None, method: str | None)
     path = find_collectives(platform, given)
     if path is None:
         return LinkCollectives(platform) if (given, method) == (None, None) and has_several_nodes(platform) else None
-    found = load_collectives(path, method)
-    if isinstance(found, PlatformCollectives):
+    collectives = load_collectives(path, method)
+    if isinstance(collectives, PlatformCollectives):
         one_node = platform.ranks if platform.node_collectives else 1
-        found = found.in_nodes_of(platform.ranks_per_node or one_node)
-    return scale_to_links(found, platform) if _is_of(found, platform, given) else found
+        collectives = collectives.in_nodes_of(platform.ranks_per_node or one_node)
+    return scale_to_links(collectives, platform) if _is_of(collectives, platform, given) else collectives
 
 
 def doubt_collectives(collectives: CollectiveCost | None, platform: Platform, options: Options = DEFAULTS) -> list[str]:
@@ -728,7 +728,7 @@ def doubt_collectives(collectives: CollectiveCost | None, platform: Platform, op
             f"the collectives given were measured on {measured}, and the platform is {platform.name}: "
             "their times are taken as they are"
         )
-    return [doubt for doubt in doubts if doubt]
+    return [warning for warning in doubts if warning]
 
 
 def _is_of(collectives: CollectiveCost, platform: Platform, given: CollectiveCost | str | Path | None) -> bool:
@@ -760,4 +760,4 @@ def _list_doubts(
         else "",
         *doubt_collectives(collectives, platform, options),
     ]
-    return [doubt for doubt in doubts if doubt]
+    return [warning for warning in doubts if warning]

@@ -82,12 +82,12 @@ def build_breakdown(
     result = pd.DataFrame(_measure_rows(tasks, codes, len(keys), step_s))
     result["by"], result["name"] = by, keys
     if by == "module":
-        found, result["output_shapes"] = _describe_modules(trace, modules, depth, keys)
+        parts, result["output_shapes"] = _describe_modules(trace, modules, depth, keys)
         result[["communication_s", "exposed_communication_s", "idle_s"]] = np.nan
         result["message_bytes"] = None
     else:
-        found, result["output_shapes"] = _add_gradients(tasks, codes, len(keys), trace), None
-    result["gradient_bytes"] = found
+        parts, result["output_shapes"] = _add_gradients(tasks, codes, len(keys), trace), None
+    result["gradient_bytes"] = parts
     for column in ("message_bytes", "gradient_bytes"):
         result[column] = result[column].astype("Int64")
     return result.reindex(columns=tables.BREAKDOWN.names)
@@ -151,7 +151,7 @@ def _measure_rows(tasks: Columns, codes: NDArray[np.int64], count: int, step_s: 
     def add_up(values: NDArray[Any]) -> Floats:
         return np.bincount(codes, weights=values, minlength=count).astype(np.float64)
 
-    times_s = {name: mean(found) for name, found in _measure_lanes(_read_work(tasks), lane, present, step_s)}
+    times_s = {name: mean(lanes) for name, lanes in _measure_lanes(_read_work(tasks), lane, present, step_s)}
     work_s = (tasks["end_s"] - tasks["start_s"]) * select_compute(tasks)
     operators = (tasks["op_id"] != ABSENT) & tasks["kind"].isin(["compute"])
     phases_s = {f"{name}_s": add_up(work_s * tasks["phase"].isin([name])) / members for name in tables.PHASES}
@@ -294,7 +294,7 @@ def describe_rates(facts: Facts, samples: int, step_time_s: float, ranks: int, d
         share = (trained - adapters) / model.parameters
         flop += 6.0 * adapters - 2.0 * (1 - share) * model.active_parameters
         formula = formula.replace("6 x all parameters", "6 x all parameters, 4 x frozen ones")
-    found: dict[str, Any] = {
+    rates: dict[str, Any] = {
         "sequence": sequence,
         "attention": facts.language_model["attention"],
         "fusion": facts.language_model.get("fusion", "eager"),
@@ -311,9 +311,9 @@ def describe_rates(facts: Facts, samples: int, step_time_s: float, ranks: int, d
     peak = device.peak_flop_per_s.get(str(facts.precision))
     if peak:
         bare = flop - (4.0 + 2.0 * share) * model.embedding_parameters
-        found["mfu"] = found["model_flop_per_s_per_gpu"] / peak
-        found["mfu_without_embeddings"] = rate * bare / peak
-    return found
+        rates["mfu"] = rates["model_flop_per_s_per_gpu"] / peak
+        rates["mfu_without_embeddings"] = rate * bare / peak
+    return rates
 
 
 def doubt_rate(rates: Mapping[str, Any]) -> list[str]:
@@ -419,7 +419,7 @@ def describe_waits(executed: Executed, plan: Plan) -> dict[str, Any]:
 
     exposed_s = measure("exposed_communication_s", work, codes, len(names))
     present = sorted({*codes[communicates].tolist()}, key=names.__getitem__)
-    found: dict[str, Any] = {"exposed_by_group_s": {names[code]: float(exposed_s[code]) for code in present}}
+    waits: dict[str, Any] = {"exposed_by_group_s": {names[code]: float(exposed_s[code]) for code in present}}
 
     def measure_idle(busy: NDArray[np.bool_]) -> float:
         return float(measure("idle_s", work.assign(computes=work["computes"] | busy), np.zeros_like(codes))[0])
@@ -428,9 +428,9 @@ def describe_waits(executed: Executed, plan: Plan) -> dict[str, Any]:
     updated_s = measure_idle(updates) if updates.any() else idle_s
     waiting_s = measure_idle(host) if host.any() else idle_s
     if plan.pipeline > 1:
-        found["bubble_share"] = waiting_s / step_s if step_s else 0.0
+        waits["bubble_share"] = waiting_s / step_s if step_s else 0.0
     shares = {"host_share": updated_s - waiting_s, "host_update_share": idle_s - updated_s}
-    return found | {name: time_s / step_s for name, time_s in shares.items() if time_s > 0}
+    return waits | {name: time_s / step_s for name, time_s in shares.items() if time_s > 0}
 
 
 def name_group(text: str, plan: Plan) -> str:

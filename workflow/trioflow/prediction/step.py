@@ -185,8 +185,8 @@ class Step:
     @property
     def reserved_bytes(self) -> int:
         """What the fullest rank's allocator is expected to hold; its peak on a CPU [bytes]."""
-        held = [int(entry.get("reserved_bytes", 0)) for entry in self.graph.metadata.memory]
-        return max(held, default=0) or self.peak_memory_bytes
+        reserved = [int(entry.get("reserved_bytes", 0)) for entry in self.graph.metadata.memory]
+        return max(reserved, default=0) or self.peak_memory_bytes
 
     @property
     def wanted_bytes(self) -> int:
@@ -254,10 +254,10 @@ def choose_counts(plan: Plan, batch: int, operators: int, options: Options) -> t
     """Return two numbers of micro-batches from which a pipeline of very many follows; None where all are simulated."""
     fewer, more = _FEWER * plan.pipeline, _MORE * plan.pipeline
     whole = batch % (plan.data * plan.micro_batches) == 0
-    asked = options.draws or options.record_links or options.schedule or options.anchor == SESSION
+    wanted = options.draws or options.record_links or options.schedule or options.anchor == SESSION
     many = plan.micro_batches * operators > _MOST_OPERATORS and plan.micro_batches > 2 * more
     steady = not find_traits(plan.schedule).splits
-    return (fewer, more) if plan.pipeline > 1 and steady and many and whole and not asked else None
+    return (fewer, more) if plan.pipeline > 1 and steady and many and whole and not wanted else None
 
 
 def extend_step(fewer: Step, more: Step, plan: Plan, batch: int) -> Step:
@@ -416,14 +416,16 @@ def choose_anchor(session: Mapping[str, Any], metadata: GraphMetadata) -> Sessio
     ranks, shares = metadata.ranks, metadata.trace_shares
     traced, anchors = metadata.traced_phases_s, session["anchors"]
 
-    def factors(found: Mapping[str, Mapping[str, float]]) -> Factors:
-        return {phase: float(sum(shares[b] * found[b][phase] / traced[b][phase] for b in shares)) for phase in PHASES}
+    def factors(by_phase: Mapping[str, Mapping[str, float]]) -> Factors:
+        return {
+            phase: float(sum(shares[b] * by_phase[b][phase] / traced[b][phase] for b in shares)) for phase in PHASES
+        }
 
     quiet = factors({batch: anchors[batch]["single"] for batch in shares})
     if ranks == 1:
         return SessionAnchor(quiet, [quiet])
     busy = [{batch: anchors[batch]["busy"][rank] for batch in shares} for rank in range(ranks)]
-    return SessionAnchor(quiet, [factors(found) for found in busy])
+    return SessionAnchor(quiet, [factors(of_rank) for of_rank in busy])
 
 
 def apply_factors(graph: TaskGraph, factors: Sequence[Factors]) -> TaskGraph:

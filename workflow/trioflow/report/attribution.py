@@ -162,19 +162,19 @@ def explain_cases(cases: Iterable[tuple[str, str, _ExplainedCase, float | None]]
     for set_name, name, case, oracle_s in cases:
         predicted = case.predict()
         compute_s, exposed_s = predicted.compute_s, predicted.exposed_communication_s
-        found = [
+        causes = [
             (PART, "compute", "", compute_s),
             (PART, "communication that no compute hides", "", exposed_s),
             (PART, "waiting", "", max(predicted.step_time_s - compute_s - exposed_s, 0.0)),
         ]
         if oracle_s is not None and not pd.isna(oracle_s):
-            found.append((REPLACED, "compute", _MEASURED_ALONE, float(oracle_s)))
-        found += [
+            causes.append((REPLACED, "compute", _MEASURED_ALONE, float(oracle_s)))
+        causes += [
             (SENSITIVITY, change.parameter, change.setting, case.predict_changed(change.settings))
             for change in CHANGES
             if not change.needs or case.has(change.needs)
         ]
-        rows += [(set_name, name, *row) for row in found]
+        rows += [(set_name, name, *row) for row in causes]
     return pd.DataFrame(rows, columns=CAUSES.names)
 
 
@@ -227,7 +227,7 @@ class LiveCase:
     @cached_property
     def hides(self) -> bool:
         """Whether the plan lets anything run beside a collective."""
-        serial, full = (self.predict_changed(Settings(overlap=way)) for way in (SERIAL, FULL))
+        serial, full = (self.predict_changed(Settings(overlap=overlap)) for overlap in (SERIAL, FULL))
         return serial > full * (1 + _SAME)
 
     def has(self, need: str) -> bool:
@@ -282,8 +282,8 @@ class LiveCase:
             return self.factors
         quiet = self.anchor.quiet
         return [
-            {phase: max(0.0, quiet[phase] + sharing * (mine[phase] - quiet[phase])) for phase in PHASES}
-            for mine in self.factors
+            {phase: max(0.0, quiet[phase] + sharing * (factor[phase] - quiet[phase])) for phase in PHASES}
+            for factor in self.factors
         ]
 
     def list_replaceable(self, measured: MeasuredParts | None) -> list[str]:
@@ -562,10 +562,10 @@ def explain_live(cases: Mapping[str, LiveCase]) -> pd.DataFrame:
 
 def _find(paths: Iterable[Path], file: str, folder: str = "") -> Path:
     """Return a file by its name and its folder's; the last of that name without a folder."""
-    found = [path for path in paths if path.name == file and folder in ("", path.parent.name)]
-    if not found:
+    matches = [path for path in paths if path.name == file and folder in ("", path.parent.name)]
+    if not matches:
         raise InputError(f"{folder or MACHINE} has no {file}", fix="give the files of the whole run as its input")
-    return found[-1]
+    return matches[-1]
 
 
 def build_attribution(
@@ -601,8 +601,8 @@ def build_attribution(
         timelines[workload] = tables.read_table(_find(paths, "rank_timelines.parquet", workload), "rank_timelines")
     for frame in timelines.values():
         frame.attrs = {}
-    found = attribute_errors(cases, measured_s, pd.concat(timelines.values(), ignore_index=True))
+    attributed = attribute_errors(cases, measured_s, pd.concat(timelines.values(), ignore_index=True))
     facts = stamp(paths)
-    tables.write_table(found, "attribution", attribution, facts, ATTRIBUTION)
+    tables.write_table(attributed, "attribution", attribution, facts, ATTRIBUTION)
     tables.write_table(explain_live(cases), "causes", causes, facts, CAUSES)
-    return found
+    return attributed

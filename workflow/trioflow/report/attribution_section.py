@@ -156,10 +156,10 @@ def summarise_changes(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> p
         base_error=(rows["predicted_s"] / rows["measured_s"] - 1.0).abs(),
     )
     grouped = rows.groupby(["parameter", "setting"], sort=False)
-    found = grouped[["change", "error", "base_error"]].mean().assign(cases=grouped.size()).reset_index()
-    widest = found["change"].abs().groupby(found["parameter"]).transform("max")
+    summary = grouped[["change", "error", "base_error"]].mean().assign(cases=grouped.size()).reset_index()
+    widest = summary["change"].abs().groupby(summary["parameter"]).transform("max")
     return (
-        found.assign(order=-widest)
+        summary.assign(order=-widest)
         .sort_values(["order", "parameter"], kind="stable", ignore_index=True)
         .drop(columns="order")
     )
@@ -257,13 +257,13 @@ _CANCELLED, _LARGE = 3.0, 0.1
 
 def list_cancelled(table: pd.DataFrame) -> dict[str, str]:
     """Return, by experiment, the parts (``ATTRIBUTION``) of each error that is small because large ones cancel."""
-    found = {}
+    cancelled = {}
     for name, rows in table.groupby("experiment"):
         parts = rows["error"].dropna()
         if parts.abs().sum() >= max(_CANCELLED * abs(parts.sum()), _LARGE):
             large = parts[parts.abs() >= _LARGE / 5]
-            found[str(name)] = ", ".join(write_signed(100 * part, 0) for part in large) + " cancel"
-    return found
+            cancelled[str(name)] = ", ".join(write_signed(100 * part, 0) for part in large) + " cancel"
+    return cancelled
 
 
 def describe_attribution(table: pd.DataFrame) -> str:

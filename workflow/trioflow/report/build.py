@@ -98,7 +98,7 @@ def render_rounds(rounds: pd.DataFrame) -> str:
             f"({write_signed_percent(float(error.mean()))} signed)"
         )
     measured, drawn = (
-        float((rounds[f"{way}_high_s"] / rounds[f"{way}_low_s"] - 1).median()) for way in ("measured", "drawn")
+        float((rounds[f"{source}_high_s"] / rounds[f"{source}_low_s"] - 1).median()) for source in ("measured", "drawn")
     )
     text = (
         "Sampled: the predicted step with run-to-run jitter as the captures show it (docs/spread.md); no measured step of an "
@@ -110,9 +110,9 @@ def render_rounds(rounds: pd.DataFrame) -> str:
     fields = [
         words("experiment", "", "", "experiment"),
         *(
-            numbers(f"{100 * quantile:.0f} %", way, "quantile of the step", "time", f"{way}_{key}")
+            numbers(f"{100 * quantile:.0f} %", source, "quantile of the step", "time", f"{source}_{key}")
             for key, quantile in QUANTILES.items()
-            for way in ("measured", "drawn")
+            for source in ("measured", "drawn")
         ),
         *(
             numbers(
@@ -143,17 +143,19 @@ COLUMNS = {
 KEY = ("compared", "plan", "model", "ranks", "against")
 
 
-def sum_up_comparisons(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def sum_up_comparisons(comparisons: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Join comparisons (``KEY``, ``count``, ``equal``) of one kind, one for each key, in the order of the keys' texts."""
-    frame = pd.DataFrame([dict(one) for one in found], columns=[*KEY, "count", "equal"]).astype(
+    frame = pd.DataFrame([dict(one) for one in comparisons], columns=[*KEY, "count", "equal"]).astype(
         dict.fromkeys(KEY, "str")
     )
     return tables.records(frame.groupby(list(KEY), as_index=False).agg({"count": "sum", "equal": "all"}))
 
 
-def write_conformance(found: Iterable[Mapping[str, Any]], torch: str, date: str, path: str | Path = SHIPPED) -> None:
+def write_conformance(
+    comparisons: Iterable[Mapping[str, Any]], torch: str, date: str, path: str | Path = SHIPPED
+) -> None:
     """Write the table of comparisons, atomically, with the version of PyTorch and the day (year-month-day)."""
-    frame = pd.DataFrame(sum_up_comparisons(found)).assign(torch=torch, date=date)
+    frame = pd.DataFrame(sum_up_comparisons(comparisons)).assign(torch=torch, date=date)
     frame["equal"] = frame["equal"].map({True: "yes", False: "no"})
     with atomic_path(path) as temporary:
         frame.to_csv(temporary, sep="\t", index=False, columns=list(COLUMNS))

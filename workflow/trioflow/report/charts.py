@@ -78,7 +78,7 @@ class Chart:
 class ChartPage:
     """An answer with its pictures.
 
-    ``verdict``: the answer in a sentence. ``facts``: all of it by name, in words. ``asked``: the command that repeats
+    ``verdict``: the answer in a sentence. ``facts``: all of it by name, in words. ``command``: the command that repeats
     it; empty where there is none.
     """
 
@@ -87,7 +87,7 @@ class ChartPage:
     facts: Sequence[tuple[str, str]]
     charts: Sequence[Chart]
     warnings: Sequence[str] = ()
-    asked: str = ""
+    command: str = ""
 
     @property
     def layout(self) -> Any:
@@ -130,7 +130,7 @@ def render(template: str, **values: Any) -> str:
     return text
 
 
-def plot(*predictions: Prediction, asked: str = "", run: Mapping[str, Any] | None = None) -> ChartPage:
+def plot(*predictions: Prediction, command: str = "", run: Mapping[str, Any] | None = None) -> ChartPage:
     """Return the page of a prediction, or of two plans side by side with why the first beats the second.
 
     ``run``: what a run of many tokens takes, of ``breakdown.describe_run``.
@@ -154,15 +154,15 @@ def plot(*predictions: Prediction, asked: str = "", run: Mapping[str, Any] | Non
     facts = [*_list_rates(first, run or {}), *((name, text) for name, text in first.list_facts() if name != "warning")]
     plans = [("plan A", first.title), ("plan B", others[0].title)] if others else []
     verdict = explain_gap(first, others[0])[0] if others else _judge(first)
-    return ChartPage(first.title, verdict, [*plans, *facts], charts, first.warnings, asked)
+    return ChartPage(first.title, verdict, [*plans, *facts], charts, first.warnings, command)
 
 
-def plot_search(answer: Mapping[str, Any], *predictions: Prediction, asked: str = "") -> ChartPage:
+def plot_search(answer: Mapping[str, Any], *predictions: Prediction, command: str = "") -> ChartPage:
     """Return the page of a search: its plans by time, memory and cost; the best two side by side by their predictions."""
     rows = pd.DataFrame(answer["ranking"])
     title = f"Plans for {answer['workload']} on {join_words(map(str, answer['ranks']))} ranks of {answer['platform']}"
     if rows.empty:
-        return ChartPage(title, "No plan fits.", [], [], answer["warnings"], asked)
+        return ChartPage(title, "No plan fits.", [], [], answer["warnings"], command)
     best = rows.iloc[0]
     interval = write_range(best["low_s"], best["high_s"])
     verdict = f"The best of {answer['plans']} plans is {best['plan_text']}: a step takes {write_time(best['step_time_s'])} (80 % interval {interval})."
@@ -174,7 +174,7 @@ def plot_search(answer: Mapping[str, Any], *predictions: Prediction, asked: str 
     charts = [draw_front(rows, *one) for one in columns if one[0] in rows and rows[one[0]].notna().all()]
     if len(predictions) > 1:
         charts += plot(*predictions).charts
-    return ChartPage(title, verdict, facts, charts, answer["warnings"], asked)
+    return ChartPage(title, verdict, facts, charts, answer["warnings"], command)
 
 
 def _describe_row(row: Mapping[str, Any]) -> str:
@@ -185,7 +185,7 @@ def _describe_row(row: Mapping[str, Any]) -> str:
     return text + (f", {row['fit_probability']:.0%} likely to fit" if row["fit_probability"] is not None else "")
 
 
-def plot_scaling(answer: Mapping[str, Any], asked: str = "") -> ChartPage:
+def plot_scaling(answer: Mapping[str, Any], command: str = "") -> ChartPage:
     """Return the page of ``trioflow scaling``: throughput and MFU against GPUs."""
     rows = pd.DataFrame(answer["rows"])
     first, last = rows.iloc[0], rows.iloc[-1]
@@ -193,10 +193,12 @@ def plot_scaling(answer: Mapping[str, Any], asked: str = "") -> ChartPage:
     column, label = ("mfu", "MFU") if rows["mfu"].notna().all() else ("efficiency", "throughput per GPU")
     charts = [draw_scaling(rows, "rate", f"{answer['unit']}/s", linear=True), draw_scaling(rows, column, label)]
     facts = [("plan", f"{first['plan_text']} to {last['plan_text']}"), ("confidence", str(last["confidence"]))]
-    return ChartPage(f"{answer['workload']} on {answer['platform']}", verdict, facts, charts, answer["warnings"], asked)
+    return ChartPage(
+        f"{answer['workload']} on {answer['platform']}", verdict, facts, charts, answer["warnings"], command
+    )
 
 
-def plot_memory(answer: Mapping[str, Any], asked: str = "") -> ChartPage:
+def plot_memory(answer: Mapping[str, Any], command: str = "") -> ChartPage:
     """Return the page of ``prediction.fitting.answer_memory``."""
     facts, charts = [("plan", answer["plan_text"])], []
     verdict = "The memory is not estimated: the trace does not record operator outputs."
@@ -209,7 +211,7 @@ def plot_memory(answer: Mapping[str, Any], asked: str = "") -> ChartPage:
         entries = {entry["ranks"][0]: entry for entry in (answer["fullest_rank"], answer["last_rank"])}
         charts.append(draw_filling(entries, answer["outside_bytes"], answer["memory_bytes"]))
     title = f"Memory of {answer['workload']} on {answer['platform']}"
-    return ChartPage(title, verdict, facts, charts, answer["warnings"], asked)
+    return ChartPage(title, verdict, facts, charts, answer["warnings"], command)
 
 
 def _judge(prediction: Prediction) -> str:

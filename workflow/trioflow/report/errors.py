@@ -66,7 +66,7 @@ def score_cases(rows: pd.DataFrame, by: Sequence[str] = ("set", "quantity", "mod
     )
     groups = frame.groupby(list(by), sort=True, dropna=False)
     lowest, highest = groups["error"].min(), groups["error"].max()
-    found = pd.DataFrame(
+    scored = pd.DataFrame(
         {
             "cases": groups["cases"].sum(),
             "mean_absolute_error": groups["absolute"].mean(),
@@ -83,7 +83,7 @@ def score_cases(rows: pd.DataFrame, by: Sequence[str] = ("set", "quantity", "mod
             "extrapolated": groups["extrapolated"].mean(),
         }
     )
-    return found.reset_index()[[*by, *CASE_SCORES]]
+    return scored.reset_index()[[*by, *CASE_SCORES]]
 
 
 OURS, ORACLE = "trioflow", "oracle"
@@ -131,14 +131,14 @@ def score_published(cases: pd.DataFrame) -> pd.DataFrame:
 
     Sets in the order of the cases; ``SCORES`` that do not apply are missing.
     """
-    found = []
+    scores = []
     for name in dict.fromkeys(cases["set"]):
-        mine = cases[cases["set"] == name]
+        of_set = cases[cases["set"] == name]
         for model, key in MODELS.items():
-            known = mine[mine[key].notna()]
+            known = of_set[of_set[key].notna()]
             if len(known):
-                found.append({"set": name, "model": model, **score_model(known, model, key)})
-    return pd.DataFrame(found, columns=["set", "model", *SCORES])
+                scores.append({"set": name, "model": model, **score_model(known, model, key)})
+    return pd.DataFrame(scores, columns=["set", "model", *SCORES])
 
 
 def score_of(scores: pd.DataFrame, name: str, model: str) -> dict[str, Any]:
@@ -338,17 +338,17 @@ def measured_steps(
             f"experiment {name!r} (workload {experiment['workload']}, plan {plan}, batch {batch}) has no measurement",
             fix="measure it; none is left out",
         )
-    found = int(chosen["rank"].nunique())
-    if found != ranks:
+    rank_count = int(chosen["rank"].nunique())
+    if rank_count != ranks:
         raise InputError(
-            f"experiment {name!r}: {ranks} ranks simulated but {found} measured",
+            f"experiment {name!r}: {ranks} ranks simulated but {rank_count} measured",
             fix="measure and simulate the same plan",
         )
     # Two experiments with one plan and batch take turns in a round; each turn is a step of its own.
     turn = chosen.groupby(["round", "rank"]).cumcount()
     steps = chosen.assign(turn=turn).groupby(["round", "turn"])["step_ns"]
     for (number, _), count in steps.count().items():
-        if count != found:
+        if count != rank_count:
             raise InputError(
                 f"experiment {name!r}: round {number} lacks the measurement of a rank",
                 fix="measure again; a round counts only when every rank has finished it",

@@ -85,14 +85,15 @@ def load_report_inputs(
     single experiments lack, ``build_error_table`` finds), TableError when a table breaks its
     schema, TraceError when a trace's facts are damaged.
     """
-    found = _find_files(files)
-    json = {name: {place: read_json(path) for place, path in found[name].items()} for name in _JSON_FILES}
+    files_of = _find_files(files)
+    json = {name: {place: read_json(path) for place, path in files_of[name].items()} for name in _JSON_FILES}
     frames = {
-        name: {place: tables.read_table(path, schema) for place, path in found[name].items()}
+        name: {place: tables.read_table(path, schema) for place, path in files_of[name].items()}
         for name, schema in _TABLE_FILES.items()
     }
     own = {
-        name: tables.read_table(found[_OWN_FILES[name]][""], name, schema=schema) for name, schema in OWN_TABLES.items()
+        name: tables.read_table(files_of[_OWN_FILES[name]][""], name, schema=schema)
+        for name, schema in OWN_TABLES.items()
     }
     return ReportInputs(
         experiments=pd.DataFrame(list(experiments)),
@@ -101,7 +102,7 @@ def load_report_inputs(
         rank_timelines=_concatenate(frames["rank_timelines.parquet"]),
         collective_samples=_concatenate(frames["collective_samples.parquet"]),
         operator_fit=frames["operator_fit.parquet"][""],
-        collectives=load_collective_model(found["collectives.json"][""]),
+        collectives=load_collective_model(files_of["collectives.json"][""]),
         attribution=own["attribution"],
         causes=own["causes"],
         sessions=json["session.json"],
@@ -111,28 +112,28 @@ def load_report_inputs(
         links=frames["links.parquet"],
         summaries=json["summary.json"],
         traces={
-            place: Facts.read(content, found["trace.json"][place]) for place, content in json["trace.json"].items()
+            place: Facts.read(content, files_of["trace.json"][place]) for place, content in json["trace.json"].items()
         },
-        files=sorted(path for places in found.values() for path in places.values()),
+        files=sorted(path for places in files_of.values() for path in places.values()),
     )
 
 
 def _find_files(files: Iterable[str | Path]) -> dict[str, dict[str, Path]]:
     """Sort files by their name and their folder."""
-    found: dict[str, dict[str, Path]] = {
+    files_of: dict[str, dict[str, Path]] = {
         name: {} for name in (*_TABLE_FILES, *_OWN_FILES.values(), *_JSON_FILES, "collectives.json")
     }
     for file in sorted(Path(file) for file in files):
-        if file.name not in found:
+        if file.name not in files_of:
             continue
         place = "" if file.name in _SINGLE_FILES else file.parent.name
-        if place in found[file.name]:
-            raise InputError(f"{file.name} is given twice, also as {found[file.name][place]}", file=file)
-        found[file.name][place] = file
-    missing = [name for name, places in found.items() if not places]
+        if place in files_of[file.name]:
+            raise InputError(f"{file.name} is given twice, also as {files_of[file.name][place]}", file=file)
+        files_of[file.name][place] = file
+    missing = [name for name, places in files_of.items() if not places]
     if missing:
         raise InputError(f"the report has no {missing[0]}", fix="give the files of the whole run as its input")
-    return found
+    return files_of
 
 
 def _concatenate(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:

@@ -541,10 +541,10 @@ def list_pages(folder: str | Path) -> None:
     Several rules end at a time: whoever wrote last looks again, so that no page stays unlisted.
     """
     while True:
-        found = _find_pages(Path(folder))
+        pages = _find_pages(Path(folder))
         with atomic_path(Path(folder) / MADE) as temporary:
-            temporary.write_text(f"window.trioflowPages = {json.dumps(found)};\n", encoding="utf-8")
-        if _find_pages(Path(folder)) == found:
+            temporary.write_text(f"window.trioflowPages = {json.dumps(pages)};\n", encoding="utf-8")
+        if _find_pages(Path(folder)) == pages:
             return
 
 
@@ -628,11 +628,11 @@ def read_record(file: Path) -> dict[str, Any]:
     try:
         if file.suffix == ".parquet":
             raw = (pq.read_schema(file).metadata or {}).get(b"trioflow", b"{}")
-            found = json.loads(raw)
+            record = json.loads(raw)
         elif file.suffix == ".json":
-            found = read_json(file)
+            record = read_json(file)
         else:
             return {}
     except (OSError, ValueError, TrioflowError, pa.ArrowException):
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}

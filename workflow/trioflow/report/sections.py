@@ -74,14 +74,14 @@ def describe_own_run(
 
 def _name_machine(sessions: Mapping[str, Mapping[str, Any]]) -> str:
     """Name the devices that ranks ran on, what carried their messages, and that there was no GPU."""
-    found = []
+    words = []
     for session in sessions.values():
         names = [str(name) for name in session["device_names"]]
         library = str(session["library"]).partition(",")[0]
         gpu = "" if session["device"] == "cuda" else ", no GPU"
         devices = ", ".join(f"{names.count(name)} \u00d7 {name}" for name in dict.fromkeys(names))
-        found.append(f"{devices}, messages over {library}{gpu}")
-    return join_words(dict.fromkeys(found))
+        words.append(f"{devices}, messages over {library}{gpu}")
+    return join_words(dict.fromkeys(words))
 
 
 def _name_steps(errors: pd.DataFrame) -> str:
@@ -97,12 +97,12 @@ def _name_rounds(errors: pd.DataFrame) -> str:
 
 def describe_error(errors: pd.DataFrame) -> str:
     """Say how wrong the predictions are, in one sentence."""
-    found = summarise_errors(errors)
+    summary = summarise_errors(errors)
     return (
         f"The mean absolute error over all {len(errors)}, none left out, is "
-        f"{write_percent(found['mean_absolute_error'])} "
-        f"(median {write_percent(found['median_absolute_error'])}, worst "
-        f"{write_signed_percent(found['worst_error'])} in {found['worst_experiment']})."
+        f"{write_percent(summary['mean_absolute_error'])} "
+        f"(median {write_percent(summary['median_absolute_error'])}, worst "
+        f"{write_signed_percent(summary['worst_error'])} in {summary['worst_experiment']})."
     )
 
 
@@ -113,18 +113,18 @@ def _describe_spread(errors: pd.DataFrame) -> str:
 
 def describe_accuracy(errors: pd.DataFrame) -> list[str]:
     """Say how the intervals did, and what simpler predictions would have given."""
-    found = summarise_errors(errors)
+    summary = summarise_errors(errors)
     return [
         f"The measured median lies in the {100 * INTERVAL_COVERAGE:.0f} % interval of "
-        f"{write_percent(found['coverage'], 0)} of the experiments; the intervals are "
-        f"{write_percent(found['mean_relative_width'], 0)} of the measured step wide on average.",
-        f"{write_percent(found['within_spread'], 0)} of the predictions lie between the quartiles "
+        f"{write_percent(summary['coverage'], 0)} of the experiments; the intervals are "
+        f"{write_percent(summary['mean_relative_width'], 0)} of the measured step wide on average.",
+        f"{write_percent(summary['within_spread'], 0)} of the predictions lie between the quartiles "
         "of their measurement.",
-        f"The mean signed error is {write_signed_percent(found['bias'])}.",
+        f"The mean signed error is {write_signed_percent(summary['bias'])}.",
         "Without anchoring on single-rank steps of the measuring session the mean absolute error "
-        f"is {write_percent(found['trace_only_mean_absolute_error'])} (trace only); dividing the "
+        f"is {write_percent(summary['trace_only_mean_absolute_error'])} (trace only); dividing the "
         "traced step by its share of the work, with communication free, gives "
-        f"{write_percent(found['baseline_mean_absolute_error'])} (baseline).",
+        f"{write_percent(summary['baseline_mean_absolute_error'])} (baseline).",
     ]
 
 
@@ -212,14 +212,14 @@ _PATH = (
 def _render_breakdown(breakdown: pd.DataFrame, step_s: float) -> str:
     """Return a table for every way in which a step (``step_s`` [s]) is broken down."""
     parts, meaning = [], tables.meanings(tables.BREAKDOWN)
-    for way in dict.fromkeys(breakdown["by"]):
-        rows = tables.records(breakdown[breakdown["by"] == way])
-        if way == "stage" and len(rows) == 1:
+    for grouping in dict.fromkeys(breakdown["by"]):
+        rows = tables.records(breakdown[breakdown["by"] == grouping])
+        if grouping == "stage" and len(rows) == 1:
             continue
-        if way == "module":
+        if grouping == "module":
             rows.sort(key=lambda row: -row["compute_s"])
         fields = [
-            words(str(way), "", meaning["name"], lambda row: row["name"] or "(outside)"),
+            words(str(grouping), "", meaning["name"], lambda row: row["name"] or "(outside)"),
             *(
                 Field(title, "", meaning[name], partial(_breakdown_cell, name, step_s), number=name != "output_shapes")
                 for name, title in _BREAKDOWN.items()
@@ -227,7 +227,7 @@ def _render_breakdown(breakdown: pd.DataFrame, step_s: float) -> str:
             ),
         ]
         several = any(row["ranks"] > 1 for row in rows)
-        caption = f"Breakdown by {way}{', mean of its ranks' if several else ''}"
+        caption = f"Breakdown by {grouping}{', mean of its ranks' if several else ''}"
         parts.append(render_records(rows[:MOST_ROWS], fields, _count_shown(caption, len(rows))))
     return "".join(parts)
 
@@ -337,14 +337,14 @@ def sum_up_modules(path: pd.DataFrame, depth: int = DEPTH) -> pd.DataFrame:
 def _sum_up(path: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     lasts_s = path["end_s"] - path["start_s"]
     groups = path.assign(time_s=lasts_s).groupby(keys, sort=True, dropna=False)
-    found = groups.agg(tasks=("task_id", "size"), time_s=("time_s", "sum"), share=("share", "sum"))
-    return found.reset_index().sort_values("share", ascending=False, kind="stable", ignore_index=True)
+    sums = groups.agg(tasks=("task_id", "size"), time_s=("time_s", "sum"), share=("share", "sum"))
+    return sums.reset_index().sort_values("share", ascending=False, kind="stable", ignore_index=True)
 
 
 def describe_path(path: pd.DataFrame) -> str:
     """Say in a sentence or two what a step waits for; ``path`` has a row at least."""
-    found = sum_up_path(path)
-    shown = found[found["share"] >= _LEAST_SHARE]
+    sums = sum_up_path(path)
+    shown = sums[sums["share"] >= _LEAST_SHARE]
     parts = [
         f"{write_percent(row['share'], 0)} {row['work']}" + ("" if row["rank"] is None else f" of rank {row['rank']}")
         for row in records(shown)
@@ -396,9 +396,9 @@ def render_experiments(errors: pd.DataFrame, cancelled: Mapping[str, str]) -> st
 
     def notes(row: Mapping[Any, Any]) -> Cell:
         texts = filter(None, str(row["warnings"]).split(WARNING_SEPARATOR))
-        found = [warnings.index(text) + 1 for text in texts]
-        links = " ".join(f'<a href="#note-{n}">{n}</a>' for n in found)
-        return Cell(", ".join(map(str, found)), html=links)
+        numbers = [warnings.index(text) + 1 for text in texts]
+        links = " ".join(f'<a href="#note-{n}">{n}</a>' for n in numbers)
+        return Cell(", ".join(map(str, numbers)), html=links)
 
     fields = [
         words("experiment", "", meaning["experiment"], name),
@@ -592,10 +592,10 @@ _UNSHOWN_FACTS = ("anchors", "warnings", "workload", "stages", "inputs", "triofl
 def _render_anchors(inputs: ReportInputs, names: Sequence[str]) -> str:
     """Return the traced steps as each session found them again, alone and with all ranks busy."""
     rows = [
-        {"workload": name, "batch": batch, "traced": anchor["traced_step_s"], "case": case, **found}
+        {"workload": name, "batch": batch, "traced": anchor["traced_step_s"], "case": case, **anchors}
         for name in names
         for batch, anchor in inputs.sessions[name]["anchors"].items()
-        for case, found in (
+        for case, anchors in (
             ("rank 0 alone", anchor["single"]),
             *((f"rank {r}, all busy", busy) for r, busy in enumerate(anchor["busy"])),
         )
@@ -644,7 +644,7 @@ def _group_warnings(pairs: Iterable[tuple[str, str]]) -> list[str]:
     where: dict[str, list[str]] = {}
     for text, name in pairs:
         where.setdefault(text, []).append(name)
-    return [f"{text} ({join_words(found)})" for text, found in where.items()]
+    return [f"{text} ({join_words(names)})" for text, names in where.items()]
 
 
 _GLOSSARY = {

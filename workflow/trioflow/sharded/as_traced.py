@@ -151,17 +151,17 @@ def _check_given(given: Sequence[_Rank], world: int) -> None:
 
 def _tile_groups(given: Sequence[_Rank], world: int, ranks: int) -> dict[tuple[int, ...], _Tiling]:
     """Return for each traced group those that all ranks are in; PlanError where none, or its size counts and changes."""
-    found: dict[tuple[int, ...], _Tiling] = {}
+    tilings: dict[tuple[int, ...], _Tiling] = {}
     for one in given:
         for message in one.program.messages.values():
             group = message.members
             if ranks != world:
                 _check_resized(message, group, one, world)
-            if group not in found:
+            if group not in tilings:
                 every = ranks == world == len(given)  # none stands for another: groups need not lie alike
                 same = resize_group(group, world, ranks)
-                found[group] = _set_apart(group, ranks) if every else tile_ranks(same, ranks, group)
-    return found
+                tilings[group] = _set_apart(group, ranks) if every else tile_ranks(same, ranks, group)
+    return tilings
 
 
 def _check_resized(message: Message, group: tuple[int, ...], one: _Rank, world: int) -> None:
@@ -228,21 +228,21 @@ def tile_ranks(group: Sequence[int], ranks: int, traced: Sequence[int]) -> _Tili
     shape = np.array(sorted(group), dtype=np.int64) - min(group)
     group_of = np.full(ranks, -1, dtype=np.int64)
     place_of = np.zeros(ranks, dtype=np.int64)
-    found: list[Ints] = []
+    tiles: list[Ints] = []
     for rank in range(ranks):
         if group_of[rank] >= 0:
             continue
         members = rank + shape
         if members[-1] >= ranks or (group_of[members] >= 0).any():
             break
-        group_of[members], place_of[members] = len(found), np.arange(len(members))
-        found.append(members)
-    if (group_of < 0).any() or not np.array_equal(found[group_of[min(group)]], min(group) + shape):
+        group_of[members], place_of[members] = len(tiles), np.arange(len(members))
+        tiles.append(members)
+    if (group_of < 0).any() or not np.array_equal(tiles[group_of[min(group)]], min(group) + shape):
         raise PlanError(
             f"{ranks} ranks do not lie in groups as {','.join(map(str, traced))}",
             fix="give the trace of every rank, or another number of ranks",
         )
-    return _Tiling(np.stack(found), group_of, place_of)
+    return _Tiling(np.stack(tiles), group_of, place_of)
 
 
 def resize_group(group: Sequence[int], world: int, ranks: int) -> tuple[int, ...]:
@@ -403,11 +403,11 @@ def _describe(given: Sequence[_Rank], ranks: int, launch_s: float) -> GraphMetad
     interval = combine_intervals(repeat_interval(facts), times_interval(facts))
     carried = times_interval(facts) != (1.0, 1.0)
     kind, workload = str(facts.device or "cpu"), str(facts.model or facts.workload)
-    ways = {
+    departures = {
         COLLECTIVES: any(one.program.messages for one in given),
         ALONE: facts.step_time_source not in ("un-profiled", PREDICTED),
     }
-    left = [way for way, leaves in ways.items() if leaves]
+    left = [name for name, leaves in departures.items() if leaves]
     return GraphMetadata(
         workload=facts.workload,
         plan=replace(make_plan(), plan=AS_TRACED),

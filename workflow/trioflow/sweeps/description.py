@@ -121,7 +121,7 @@ PLAN_COLUMNS = tuple(column.name for column in fields(Plan) if column.name != "p
 
 def _read_parameters(record: Any, names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return declared fields of a dataclass as parameters; what is neither a number nor a truth is text, as the command has it."""
-    found = {}
+    values = {}
     for name in names:
         one = record.__dataclass_fields__[name]
         word, _, rest = str(getattr(one.type, "__name__", one.type)).partition(" | ")
@@ -129,8 +129,8 @@ def _read_parameters(record: Any, names: Iterable[str]) -> dict[str, dict[str, A
         schema = {key: list(value) if key == "enum" else value for key, value in one.metadata["schema"].items()}
         if schema.get("default") in (None, ()):
             schema["default"] = default
-        found[name] = {"type": kind, **schema, **_CHANGED.get(name, {})}
-    return found
+        values[name] = {"type": kind, **schema, **_CHANGED.get(name, {})}
+    return values
 
 
 PARAMETERS: dict[str, dict[str, Any]] = {

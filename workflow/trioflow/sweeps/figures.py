@@ -74,8 +74,8 @@ def name_kinds(rows: pd.DataFrame) -> list[str]:
     count = above.sum(axis=1)
     chosen = np.where(count > 1, 3, np.where(count == 1, above.argmax(axis=1), 4))
     sharded = (rows["sharding"] != "none").to_numpy(dtype=bool)
-    found: list[str] = kinds[np.where((chosen == 0) & sharded, 5, chosen)].tolist()
-    return found
+    names: list[str] = kinds[np.where((chosen == 0) & sharded, 5, chosen)].tolist()
+    return names
 
 
 def draw_throughput(rows: pd.DataFrame, title: str) -> Figure:
@@ -89,9 +89,9 @@ def draw_throughput(rows: pd.DataFrame, title: str) -> Figure:
         figure, panels = _make_panels(chosen, title)
         for axes, case in panels:
             top = float(case["each"].max())
-            for kind, mine in case.groupby("kind", sort=False):
-                _draw_marks(axes, mine, "ranks", str(kind), 0.25)
-                best = mine.loc[mine.groupby("ranks")["each"].idxmax()]
+            for kind, of_kind in case.groupby("kind", sort=False):
+                _draw_marks(axes, of_kind, "ranks", str(kind), 0.25)
+                best = of_kind.loc[of_kind.groupby("ranks")["each"].idxmax()]
                 colour, x = KINDS[str(kind)], best["ranks"].astype(float)
                 axes.plot(x, best["each"], color=colour, marker=_MARKERS[str(kind)], markersize=5, linewidth=1.4)
                 if best["low_s"].notna().all():
@@ -114,8 +114,8 @@ def draw_memory(rows: pd.DataFrame, title: str) -> Figure:
         figure, panels = _make_panels(chosen, title)
         for axes, case in panels:
             fits = case[case["status"] == OK]
-            for kind, mine in fits.groupby("kind", sort=False):
-                _draw_marks(axes, mine, "gb", str(kind), 0.6)
+            for kind, of_kind in fits.groupby("kind", sort=False):
+                _draw_marks(axes, of_kind, "gb", str(kind), 0.6)
             limit = float(case["memory_bytes"].max()) / 1e9
             axes.axvline(limit, color=style.VERMILLION, linewidth=1)
             top = float(fits["each"].max()) if len(fits) else 1.0
@@ -247,7 +247,7 @@ def plot_sweep(rows: pd.DataFrame, title: str, name: str) -> charts.ChartPage:
             )
         )
     counts = ", ".join(f"{count:,} {status}" for status, count in rows["status"].value_counts().items())
-    asked = f"snakemake results/sweeps/{name}/results.parquet"
+    command = f"snakemake results/sweeps/{name}/results.parquet"
     facts = []
     for (trace, platform), case in cases:
         row = case.iloc[0]
@@ -255,7 +255,7 @@ def plot_sweep(rows: pd.DataFrame, title: str, name: str) -> charts.ChartPage:
         facts.append((f"fastest, {trace} on {platform}", text))
     reasons = rows.loc[rows["status"] != OK, "reason"].value_counts().head(3)
     facts += [(f"{count:,} without a time", str(reason)) for reason, count in reasons.items()]
-    return charts.ChartPage(title, f"{len(rows):,} scenarios: {counts}.", facts, drawn, asked=asked)
+    return charts.ChartPage(title, f"{len(rows):,} scenarios: {counts}.", facts, drawn, command=command)
 
 
 def _draw_points(rows: pd.DataFrame, column: str, label: str, kind: str) -> Any:
@@ -327,10 +327,10 @@ def read_chunk(file: Path, chunk: Chunk) -> pa.Table:
     """Return a chunk's rows with their numbers in the sweep; InputError when damaged or another's: the fix is to remove it."""
     fix = f"remove {file} and start Snakemake again: only this chunk is predicted anew"
     try:
-        rows, told = tables.read_arrow(file, TABLE)
+        rows, metadata = tables.read_arrow(file, TABLE)
     except InputError as error:
         raise InputError(error.problem, file=file, place=error.place, fix=fix) from None
-    found = told.get("chunk"), rows["scenario"].to_pylist()
-    if found != (chunk.digest, list(range(len(chunk.numbers)))):
+    place = metadata.get("chunk"), rows["scenario"].to_pylist()
+    if place != (chunk.digest, list(range(len(chunk.numbers)))):
         raise InputError("it holds another chunk than its name says", file=file, fix=fix)
     return rows.set_column(0, tables.SWEEP_RESULTS.field(0), pa.array(chunk.numbers, tables.INT))

@@ -198,8 +198,8 @@ class PredictionCache(Derives):
         row: dict[str, Any] = {"workload": workload, "status": INFEASIBLE, "reason": "", **dict.fromkeys(_ABSENT)}
         try:
             options = Options(interval=self.interval, **read_assumptions(values))
-            asked = {word: value for word, value in options.language_step.items() if value is not None}
-            trace = self.name_step(name, asked)
+            language_step = {word: value for word, value in options.language_step.items() if value is not None}
+            trace = self.name_step(name, language_step)
             facts = self.load_traces(trace)[0].facts
             plan = resolve_plan(values)
             batch = resolve_batch(values, plan, facts.batch)

@@ -308,7 +308,7 @@ def search(
     )
     facts = cache.load_traces(recipes[0])[0].facts
     batch = facts.batch * max(counts) if batch is None else batch
-    found = Found()
+    result = Found()
     for count, recipe in product(counts, recipes):
         space = choose_space(cache.load_traces(recipe)[0].facts, recipe in data_parallel)
         search_plans(
@@ -322,12 +322,12 @@ def search(
             options=options,
             watch=watch,
             jobs=jobs,
-            found=found,
+            found=result,
         )
-        for entry in found.fates.dropped if len(recipes) > 1 else ():
+        for entry in result.fates.dropped if len(recipes) > 1 else ():
             entry.setdefault("precision", recipe)
     ranking = sorted(
-        found.ranking,
+        result.ranking,
         key=lambda row: (row["crowded"], float(row["expected_s"]) * (row["ranks"] if sort == SORTS[1] else 1)),
     )
     columns = add_costs(ranking, price_per_gpu_hour, power_w)
@@ -342,21 +342,21 @@ def search(
         "ranks": counts,
         "batch": batch,
         **({"precisions": recipes} if len(recipes) > 1 else {}),
-        "cost_model": "; ".join(dict.fromkeys(found.model_texts)),
-        "confidence": found.confidence,
-        "plans": found.estimated,
+        "cost_model": "; ".join(dict.fromkeys(result.model_texts)),
+        "confidence": result.confidence,
+        "plans": result.estimated,
         "simulated": len(ranking),
-        "outline_error": [*found.estimate_error],
+        "outline_error": [*result.estimate_error],
         "ranking": ranking,
         "compared_by": columns,
         "first_beats_second": second.get("first_faster_probability"),
         **({"first_beats_second_drawn": second["first_faster_drawn"]} if "first_faster_drawn" in second else {}),
         "assumption": ASSUMPTION,
-        "out_of_memory": found.fates.dropped,
-        "refused": found.fates.list_reasons(),
-        "families": found.fates.list_families(),
-        "not_searched": found.left_out,
-        "warnings": list(dict.fromkeys(found.warnings)),
+        "out_of_memory": result.fates.dropped,
+        "refused": result.fates.list_reasons(),
+        "families": result.fates.list_families(),
+        "not_searched": result.left_out,
+        "warnings": list(dict.fromkeys(result.warnings)),
     }
     return SearchResult(answer, traces, platform, options)
 
@@ -424,17 +424,17 @@ class _Search:
         most_tried: int,
         watch: Watch | None,
         options: Options,
-        found: Found,
+        result: Found,
     ) -> None:
         self.cache, self.machine, self.trace, self.batch = cache, machine, trace, batch
-        self.most_tried, self.tried, self.found = most_tried, 0, found
+        self.most_tried, self.tried, self.found = most_tried, 0, result
         self.watch: Watch = watch or (lambda done, all_plans, doing: None)
         self.models = (str(options.cost_model or find_own_model(machine) or ""), str(options.override or ""))
         self.options = Options(draws=options.draws, seed=options.seed)
         self.times = times = cache.time_operators(trace, machine.device.described, *self.models)
-        found.model_texts.append(times.model_text)
-        found.confidence = max(found.confidence, times.confidence, key=CONFIDENCES.index)
-        found.warnings += times.warnings
+        result.model_texts.append(times.model_text)
+        result.confidence = max(result.confidence, times.confidence, key=CONFIDENCES.index)
+        result.warnings += times.warnings
 
     def time_exactly(self, plan: Plan) -> DeviceTimes:
         """Return the times of a trace that ``predict`` starts from; ``times``, which plans are estimated by, are of one batch."""
@@ -468,16 +468,16 @@ class _Search:
         """Keep what simulating the best of some variants told; None where it does not fit the memory."""
         self.watch(self.tried, self.most_tried, "tried in full, at most")
         self.tried += 1
-        found = self.found
+        result = self.found
         for same in (variants.best, *variants.others):
             if trial.refused is not None:
-                found.fates.refuse(vars(same.plan), trial.refused)
+                result.fates.refuse(vars(same.plan), trial.refused)
             elif trial.simulated is None:
                 self._drop(same.plan, trial.wanted_bytes, trial.fit_probability or 0.0)
             else:
-                found.fates.note(vars(same.plan), "simulated")
-        found.confidence = max(found.confidence, trial.confidence, key=CONFIDENCES.index)
-        found.warnings += trial.warnings
+                result.fates.note(vars(same.plan), "simulated")
+        result.confidence = max(result.confidence, trial.confidence, key=CONFIDENCES.index)
+        result.warnings += trial.warnings
         return trial.simulated
 
     def try_best(self, variants: Variants) -> _Trial:
@@ -651,7 +651,7 @@ def plan(
         raise InputError(f"{model}: launch configurations exist only for language models by name or configuration")
     if frameworks and step.get("precision") is None:
         step["precision"] = ",".join(dict.fromkeys(FRAMEWORKS[name].recipe for name in frameworks))
-    found = search(
+    result = search(
         [model],
         ranks,
         machine,
@@ -667,11 +667,11 @@ def plan(
         jobs=count_jobs() if jobs is None else jobs,
         **step,
     )
-    if not found["ranking"]:
-        nearest = min(found["out_of_memory"], key=lambda row: row["needed_bytes"], default=None)
+    if not result["ranking"]:
+        nearest = min(result["out_of_memory"], key=lambda row: row["needed_bytes"], default=None)
         why = f"; the nearest, {nearest['plan_text']}, {nearest['reason']}" if nearest else ""
         raise InputError(f"no plan fits {gpus}{why}", fix="use more GPUs, a smaller batch or sequence")
-    launch = {name: _write_launch(name, configuration, found) for name in frameworks if configuration}
+    launch = {name: _write_launch(name, configuration, result) for name in frameworks if configuration}
     run = {
         "gpus": gpus,
         "tokens": tokens,
@@ -679,20 +679,20 @@ def plan(
         "price_per_gpu_hour": price,
         "memory_margin": memory_margin,
     }
-    return BestPlans(found, choose_shown(found["ranking"]), found.predict(), run, assumed, launch)
+    return BestPlans(result, choose_shown(result["ranking"]), result.predict(), run, assumed, launch)
 
 
-def _write_launch(framework: str, configuration: Configuration, found: SearchResult) -> dict[str, str]:
+def _write_launch(framework: str, configuration: Configuration, result: SearchResult) -> dict[str, str]:
     """Return a framework's file for the best plan that it can express, or why there is none."""
     reasons = []
-    for place, (row, each) in enumerate(zip(found["ranking"], found.plans, strict=True)):
+    for place, (row, each) in enumerate(zip(result["ranking"], result.plans, strict=True)):
         words = {name: row[name] for name in ("sequence", "precision", "fusion")}
-        asked = replace(configuration, step=words, global_batch=found["batch"], stages=())
-        text, why = express(framework, asked, each, configuration.model.name)
+        wanted = replace(configuration, step=words, global_batch=result["batch"], stages=())
+        text, why = express(framework, wanted, each, configuration.model.name)
         if text and each.pipeline > 1:
-            stages = found.predict(place).task_graph.metadata.stages
+            stages = result.predict(place).task_graph.metadata.stages
             blocks = tuple(sum(unit.startswith(BLOCKS) for unit in stage) for stage in stages)
-            text, why = express(framework, replace(asked, stages=blocks), each, configuration.model.name)
+            text, why = express(framework, replace(wanted, stages=blocks), each, configuration.model.name)
         if text:
             return {"file": FRAMEWORKS[framework].file, "plan": row["notation"], "text": text}
         reasons.append(why)

@@ -450,17 +450,17 @@ def _count_held(schedule: Schedule) -> _Held:
     backwards: list[tuple[int, ...]] = []
     first_state, first_backward = [], []
     for row in schedule.rows:
-        held: dict[tuple[int, int | None], bool] = {}
+        is_held: dict[tuple[int, int | None], bool] = {}
         now, done = [0] * stages, [0] * stages
         seen, behind = {tuple(now)}, {(0,) * 3 * stages}
         for action in leaves(row):
             pair, stage = (action.stage, action.micro_batch), action.stage
-            before = held.get(pair, False)
+            before = is_held.get(pair, False)
             if action.kind == FORWARD:
-                held[pair] = pair not in again or pair in held
+                is_held[pair] = pair not in again or pair in is_held
             elif action.kind in (BACKWARD, BACKWARD_WEIGHT):
-                held.pop(pair, None)
-            now[stage] += held.get(pair, False) - before
+                is_held.pop(pair, None)
+            now[stage] += is_held.get(pair, False) - before
             seen.add(tuple(now))
             if action.kind == BACKWARD:
                 summing = [0 < count < schedule.micro_batches for count in done]
@@ -491,7 +491,7 @@ def _count_bytes(costs: UnitCosts, plan: Plan, work: UnitWork, begins: Sequence[
     nobody shards all the time. What is computed again needs nothing. Of sharded units the shards alone count, but in a
     pipeline gradients are whole until the last micro-batch, and parameters behind each backward.
     """
-    state, recipe, held = costs.state_of(plan), costs.recipe, _count_held(plan_schedule(plan))
+    state, recipe, counts = costs.state_of(plan), costs.recipe, _count_held(plan_schedule(plan))
     shards = plan.shards if plan.shards_units else 1
     # Where main weights are what is sharded, they are a state.
     weights = not (plan.shards_units and recipe.main_parameter_bytes)
@@ -505,8 +505,8 @@ def _count_bytes(costs: UnitCosts, plan: Plan, work: UnitWork, begins: Sequence[
     )
     main = costs.lies_in_buckets(plan) and not plan.shards_units
     buckets = plan.data > 1 and not (plan.shards_units or main)
-    standing, gradients = held.on_rank @ standing, held.on_rank @ gradients
-    in_flight = np.maximum.reduceat(held.in_flight @ activations, held.first_state)
+    standing, gradients = counts.on_rank @ standing, counts.on_rank @ gradients
+    in_flight = np.maximum.reduceat(counts.in_flight @ activations, counts.first_state)
     comes = in_flight + gradients if main else np.maximum(in_flight, gradients)
     # Of experts the trace does not say which gradient is whose.
     if shards > 1 and plan.pipeline > 1 and not find_expert_modules(costs.traces[0]):
@@ -517,6 +517,6 @@ def _count_bytes(costs: UnitCosts, plan: Plan, work: UnitWork, begins: Sequence[
             root.whole_bytes + (one.whole_bytes if one else 0.0) for one, root in zip(inner, roots, strict=True)
         ]
         summed, parameters = _sum_stages((reduced_bytes, np.array(whole_bytes)), begins)
-        behind = held.behind @ activations + held.summing @ summed + held.ran @ parameters
-        comes = np.maximum(comes, np.maximum.reduceat(behind, held.first_backward))
+        behind = counts.behind @ activations + counts.summing @ summed + counts.ran @ parameters
+        comes = np.maximum(comes, np.maximum.reduceat(behind, counts.first_backward))
     return int((standing + gradients * buckets + comes).max())

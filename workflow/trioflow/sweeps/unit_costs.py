@@ -249,8 +249,8 @@ class UnitCosts(Derives):
         host_s[:, 1] += _sum(unit_of[again], done.launch_s[again], self.units)
         host = self.platform.host_of(plan, self.recipe.framework)
         beside_s = done.alone_s.copy()
-        for found in (split.before, split.after):
-            for op_id, exchanges in found.items():
+        for side in (split.before, split.after):
+            for op_id, exchanges in side.items():
                 each_s = host.get(_DISPATCHES[phase[op_id]], 0.0)
                 many = sum(one.group == TENSOR for one in exchanges)
                 host_s[unit_of[op_id], phase[op_id]] += each_s * many * done.beside
@@ -400,9 +400,9 @@ def _spread_updates(trace: ModelGraph) -> tuple[NDArray[np.int64], NDArray[np.in
     placed = place_parameters(trace, unit_of, {})
     owners = find_owners(trace).of_operator
     bytes_of = [p.size_bytes for p in list_parameters(trace)] if owners else []
-    for op, mine in owners.items():
+    for op, owned in owners.items():
         sizes = Counter[int]()
-        for index in mine:
+        for index in owned:
             for unit in placed[index]:
                 sizes[unit] += bytes_of[index]
         if len(sizes) > 1:

@@ -71,15 +71,15 @@ def read_schemas(module: str, known: Mapping[str, Sequence[pa.Field]] | None = N
     The column ``*`` stands for all columns of the table that its type names: one above, or one of ``known``.
     """
     lines = (PACKAGE / "data" / f"{module}.tsv").read_text(encoding="utf-8").splitlines()
-    found: dict[str, list[pa.Field]] = {}
+    schemas: dict[str, list[pa.Field]] = {}
     for line in lines[1:]:
         table, name, kind, unit, null, meaning = line.split("\t")
-        fields = found.setdefault(table, [])
+        fields = schemas.setdefault(table, [])
         if name == "*":
-            fields += found[kind] if kind in found else (known or {})[kind]
+            fields += schemas[kind] if kind in schemas else (known or {})[kind]
         else:
             fields.append(column(name, _KINDS[kind], meaning, unit, null == "null"))
-    return {table: pa.schema(fields) for table, fields in found.items()}
+    return {table: pa.schema(fields) for table, fields in schemas.items()}
 
 
 def meanings(schema: pa.Schema) -> dict[str, str]:

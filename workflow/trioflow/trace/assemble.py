@@ -44,10 +44,10 @@ def join_gradients(
     taken: set[int] = set()
     entries: list[dict[str, Any]] = []
     for op_id, shape in _candidates(rows, tracker) if ready is None else ready:
-        found = _find_parameter(op_id, shape, rows, tracker, taken)
-        if found is None:
+        parameter = _find_parameter(op_id, shape, rows, tracker, taken)
+        if parameter is None:
             continue
-        tensor = tracker.tensors[found]
+        tensor = tracker.tensors[parameter]
         made = _find_gradient(rows, op_id, tracker, tensor.shape, taken)
         taken |= {tensor.storage, made}
         module = rows[rows[op_id]["forward_op_id"]]["module"]
@@ -242,35 +242,37 @@ def _list_parameters(
     """Return the parameters in the order in which the step reads them, where some show to be frozen; else none."""
     names = {(g["parameter_storage_id"], g["size_bytes"]): g["name"] for g in gradients}
     trained = {storage for storage, _ in names}
-    owners, found = _owners(rows, tracker), dict[int, dict[str, Any]]()
+    owners, parameters = _owners(rows, tracker), dict[int, dict[str, Any]]()
     for index, tensor in enumerate(tracker.tensors):
         at, storage = tensor.storage, tracker.storages[tensor.storage]
         frozen = storage.category == "parameter" and storage.weight and not storage.updated_in and at not in trained
         name = names.get((at, tracker.size_bytes(index)), frozen and f"{owners.get(index) or 'parameter'}.frozen{at}")
-        if name and at not in found:
+        if name and at not in parameters:
             entry = {"name": name, "shape": list(tensor.shape), "elem_bytes": tensor.elem_bytes}
-            found[at] = {**entry, "frozen": frozen, "storage_id": at}
-    return list(found.values()) if any(entry["frozen"] for entry in found.values()) else []
+            parameters[at] = {**entry, "frozen": frozen, "storage_id": at}
+    return list(parameters.values()) if any(entry["frozen"] for entry in parameters.values()) else []
 
 
 def _warn_uncounted(operators: Sequence[ObservedOperator], rows: Sequence[Mapping[str, Any]]) -> str | None:
     """Name the operators whose work no formula counts, with their share of the operators' time."""
     computing = [(one, row) for one, row in zip(operators, rows, strict=True) if one.kind == "compute"]
     time_ns = sum(int(row["device_ns"]) for _, row in computing)
-    found: dict[str, tuple[int, int]] = {}
+    uncounted: dict[str, tuple[int, int]] = {}
     for one, row in computing:
         timed = row["device_ns"] > 0 or not time_ns
         if timed and not row["flop"] and may_multiply(one.name, one.kernel_names):
-            calls, spent_ns = found.get(one.name, (0, 0))
-            found[one.name] = calls + 1, spent_ns + int(row["device_ns"])
-    if not found:
+            calls, spent_ns = uncounted.get(one.name, (0, 0))
+            uncounted[one.name] = calls + 1, spent_ns + int(row["device_ns"])
+    if not uncounted:
         return None
-    first = sorted(found, key=lambda name: (-found[name][1], name))[:3]
+    first = sorted(uncounted, key=lambda name: (-uncounted[name][1], name))[:3]
     parts = [
-        f"{name} ({found[name][1] / time_ns:.1%} of the time)" if time_ns else f"{name} ({found[name][0]} calls)"
+        f"{name} ({uncounted[name][1] / time_ns:.1%} of the time)"
+        if time_ns
+        else f"{name} ({uncounted[name][0]} calls)"
         for name in first
     ]
-    more = f" and {len(found) - len(first)} more" if len(found) > len(first) else ""
+    more = f" and {len(uncounted) - len(first)} more" if len(uncounted) > len(first) else ""
     return f"FLOPs are missing for want of a rule, shapes or constants: {', '.join(parts)}{more}"
 
 

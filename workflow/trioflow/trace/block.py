@@ -66,7 +66,7 @@ def resolve_lists(trace: Trace, rows: list[Row]) -> tuple[dict[int, Lists], dict
     orders = [_order(row, storage, known) for row in spanning]
     # A gradient that no operator returned leaves a gap; the list of parameters has none.
     groups = [max((g for g in orders if set(g) >= set(o)), key=len) if o else o for o in orders]
-    found: dict[int, Lists] = {}
+    resolved: dict[int, Lists] = {}
     owner: dict[int, str] = {}
     for place, row in enumerate(spanning):
         nearest = [g for g in groups[place:] if g] or [g for g in reversed(groups[:place]) if g]
@@ -76,9 +76,9 @@ def resolve_lists(trace: Trace, rows: list[Row]) -> tuple[dict[int, Lists], dict
         named = lists.owners()
         if any(known.get(storage[i], name) != name for i, name in named.items()):
             continue
-        found[int(row["op_id"])] = lists
+        resolved[int(row["op_id"])] = lists
         owner |= named
-    return found, owner
+    return resolved, owner
 
 
 def _order(row: Row, storage: list[int], known: dict[int, str]) -> tuple[str, ...]:
@@ -143,11 +143,11 @@ class BlockName:
 
     def renumber(self, path: str, position: int, copies: int) -> str:
         """Return a path's new name when the block occurs `copies` times; ``position``: of which copy, from 0."""
-        found = self.split(path)
-        if found is None or found[0] < self.number:
+        parts = self.split(path)
+        if parts is None or parts[0] < self.number:
             return path
-        number = found[0] + (position if found[0] == self.number else copies - 1)
-        return f"{BlockName(self.prefix, number).path}{found[1]}"
+        number = parts[0] + (position if parts[0] == self.number else copies - 1)
+        return f"{BlockName(self.prefix, number).path}{parts[1]}"
 
 
 @dataclass
@@ -193,17 +193,17 @@ def find_block(trace: Trace, path: str) -> Block:
 
 def _find_forward(rows: list[Row], name: BlockName) -> range:
     forward = [row for row in rows if row["phase"] == "forward"]
-    mine = [int(row["op_id"]) for row in forward if name.holds(row["module"])]
-    if not mine:
+    operators = [int(row["op_id"]) for row in forward if name.holds(row["module"])]
+    if not operators:
         known = {name.split(row["module"]) for row in forward} - {None}
-        numbers = sorted({found[0] for found in known if found})
+        numbers = sorted({parts[0] for parts in known if parts})
         raise TraceError(
             f"the trace has no block {name.path!r}",
             fix=f"blocks there: {', '.join(BlockName(name.prefix, n).path for n in numbers)}"
             if numbers
             else "name a module of the operator table, such as blocks.1",
         )
-    first, last = mine[0], mine[-1]
+    first, last = operators[0], operators[-1]
     others = {
         step: [int(row["op_id"]) for row in forward if name.sibling(step).holds(row["module"])] for step in (-1, 1)
     }
@@ -213,8 +213,8 @@ def _find_forward(rows: list[Row], name: BlockName) -> range:
         last = others[1][0] - 1
     inside = range(first, last + 1)
     for op_id in inside:
-        found = name.split(rows[op_id]["module"])
-        if rows[op_id]["phase"] != "forward" or (found and found[0] != name.number):
+        parts = name.split(rows[op_id]["module"])
+        if rows[op_id]["phase"] != "forward" or (parts and parts[0] != name.number):
             raise TraceError(
                 f"block {name.path!r} is not one piece of the forward pass: operator {op_id} "
                 f"({rows[op_id]['name']} of {rows[op_id]['module'] or 'no module'}) runs inside it",
@@ -225,7 +225,7 @@ def _find_forward(rows: list[Row], name: BlockName) -> range:
 
 def _find_backward(rows: list[Row], name: BlockName, forward: range) -> range:
     """Find the backward operators; one without a forward goes with the one before it."""
-    mine: list[int] = []
+    operators: list[int] = []
     inside = False
     for row in rows:
         if row["phase"] != "backward":
@@ -235,16 +235,16 @@ def _find_backward(rows: list[Row], name: BlockName, forward: range) -> range:
         elif row["module"]:
             inside = name.holds(row["module"])
         if inside:
-            mine.append(int(row["op_id"]))
-    if not mine:
+            operators.append(int(row["op_id"]))
+    if not operators:
         return range(0)
-    between = sorted(set(range(mine[0], mine[-1] + 1)) - set(mine))
+    between = sorted(set(range(operators[0], operators[-1] + 1)) - set(operators))
     if between:
         raise TraceError(
             f"block {name.path!r} is not one piece of the backward pass: operator {between[0]} "
             f"({rows[between[0]]['name']} of {rows[between[0]]['module'] or 'no module'}) runs inside it"
         )
-    return range(mine[0], mine[-1] + 1)
+    return range(operators[0], operators[-1] + 1)
 
 
 def _find_optimizer(block: Block, owner: dict[int, str]) -> list[range]:
@@ -252,7 +252,7 @@ def _find_optimizer(block: Block, owner: dict[int, str]) -> list[range]:
 
     `owner` names the parameter of each scalar state that lists alone give away.
     """
-    mine: list[int] = []
+    operators: list[int] = []
     inside = False
     for row in reversed(block.rows):
         op_id = int(row["op_id"])
@@ -265,9 +265,9 @@ def _find_optimizer(block: Block, owner: dict[int, str]) -> list[range]:
         elif len(names) == 1:
             inside = block.name.holds(names.pop())
         if inside:
-            mine.append(op_id)
+            operators.append(op_id)
     # Numbers of a run grow as their places do.
-    runs = groupby(enumerate(reversed(mine)), lambda item: item[1] - item[0])
+    runs = groupby(enumerate(reversed(operators)), lambda item: item[1] - item[0])
     parts = [[op_id for _, op_id in run] for _, run in runs]
     return [range(part[0], part[-1] + 1) for part in parts]
 
@@ -299,14 +299,14 @@ class _Storages:
         # The step's inputs: with one block alone nothing says whose they are.
         places = zip(self.storage, self.category, self.kinds, strict=True)
         shared = {s for s, category, (shape, _) in places if self.alone and category == "input" and shape}
-        found = {s for s in inside - outside if self.producer[s] is None} - shared
+        entering = {s for s in inside - outside if self.producer[s] is None} - shared
         listed = {
             self.storage[i]
             for lists in block.lists.values()
             for i, name in lists.owners().items()
             if block.name.holds(name)
         }
-        block.own = made | found | (listed - outside)
+        block.own = made | entering | (listed - outside)
         block.forward_chain = self._chain(block.forward, "forward")
         if block.backward:
             block.backward_chain = self._chain(block.backward, "backward")
@@ -342,13 +342,13 @@ class _Storages:
 
     def _kinds_on(self, part: range, among: set[int], column: str) -> dict[int, set[Kind]]:
         """Return the shapes and types under which a part uses some storages."""
-        found: dict[int, set[Kind]] = {}
+        kinds: dict[int, set[Kind]] = {}
         for row in self.rows[part.start : part.stop]:
             for i in row[column]:
                 flows = self.category[i] in _FLOWING
                 if self.storage[i] in among and flows and self.kinds[i][0]:
-                    found.setdefault(self.storage[i], set()).add(self.kinds[i])
-        return found
+                    kinds.setdefault(self.storage[i], set()).add(self.kinds[i])
+        return kinds
 
     def _pair(self, received: dict[int, set[Kind]], handed: dict[int, set[Kind]], phase: str) -> dict[int, int]:
         """Give each storage handed on the one received in its place: the latest made first.

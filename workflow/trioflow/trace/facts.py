@@ -187,9 +187,9 @@ class Facts:
         return self._width_of(self.recipe.gradient_bytes)
 
     def _width_of(self, elem_bytes: int) -> float:
-        held = {int(entry.get("elem_bytes", 4)) for entry in self.parameters or []}
-        casts = self.recipe.casts_model and len(held) == 1
-        return elem_bytes / held.pop() if casts else 1.0
+        widths = {int(entry.get("elem_bytes", 4)) for entry in self.parameters or []}
+        casts = self.recipe.casts_model and len(widths) == 1
+        return elem_bytes / widths.pop() if casts else 1.0
 
     def warn(self, *sentences: str) -> list[str]:
         """Return the warnings with some more."""

@@ -81,25 +81,25 @@ class Repetition:
         """Return the block's first sequence number and how many numbers a copy takes."""
 
         def numbers(ops: Sequence[int]) -> list[int]:
-            found = (self.block.rows[op]["sequence_number"] for op in ops)
-            return [int(number) for number in found if number is not None]
+            listed = (self.block.rows[op]["sequence_number"] for op in ops)
+            return [int(number) for number in listed if number is not None]
 
         forward = self.block.forward
-        mine = numbers(forward)
-        if not mine:
+        own = numbers(forward)
+        if not own:
             return 0, 0
-        later = [n for n in numbers(range(forward.stop, len(self.block.rows))) if n > max(mine)]
+        later = [n for n in numbers(range(forward.stop, len(self.block.rows))) if n > max(own)]
         behind = [op for op in range(forward.stop, len(self.block.rows)) if self.block.rows[op]["phase"] == "forward"]
-        follows = [n for n in numbers(behind) if n > min(mine)]
-        last = max([*mine, *(n for n in later if not follows)])
-        return min(mine), (min(follows) if follows else last + 1) - min(mine)
+        follows = [n for n in numbers(behind) if n > min(own)]
+        last = max([*own, *(n for n in later if not follows)])
+        return min(own), (min(follows) if follows else last + 1) - min(own)
 
     def _parameter_ratio(self) -> float:
         """Return the parameters' bytes after over before."""
         sizes = [(g["name"], int(g["size_bytes"])) for g in self.trace.facts.gradients]
-        mine = sum(size for name, size in sizes if self.block.name.holds(name))
+        block_bytes = sum(size for name, size in sizes if self.block.name.holds(name))
         total = sum(size for _, size in sizes)
-        return 1 + (self.copies - 1) * mine / total if total else 1.0
+        return 1 + (self.copies - 1) * block_bytes / total if total else 1.0
 
     def find_op(self, op_id: int, copy: int) -> int:
         """Return the new number of an operator, of a copy where it is the block's."""
@@ -160,8 +160,8 @@ class Repetition:
         elif self.storage[index] != key[0]:  # handed on: the same tensor of another storage
             like = [self.old[index][column] for column in ("shape", "dtype")]
             for other in self.views[key[0]]:
-                found = [self.old[other][column] for column in ("shape", "dtype")] == like
-                if found and other not in self.only_inside:
+                alike = [self.old[other][column] for column in ("shape", "dtype")] == like
+                if alike and other not in self.only_inside:
                     index = other
                     break
         self.new_storage.setdefault(key, len(self.new_storage))
@@ -299,10 +299,10 @@ def repeat_block(trace: Trace, block: str, copies: int) -> Trace:
         raise TraceError(f"{copies} copies of block {block!r}", fix="ask for one or more")
     if copies == 1:
         return trace
-    found = find_block(trace, block)
-    repetition = Repetition(trace, found, copies)
+    stack = find_block(trace, block)
+    repetition = Repetition(trace, stack, copies)
     operators, tensors = repetition.operators(), repetition.tensors()
-    facts = _repeat_facts(trace.facts, found.name, copies, repetition)
+    facts = _repeat_facts(trace.facts, stack.name, copies, repetition)
     facts = replace(
         facts,
         operators=len(operators),
@@ -409,14 +409,14 @@ def _repeat_gradients(facts: Facts, name: BlockName, copies: int, places: Repeti
     """Repeat the block's gradients: deepest copy first, as backward makes them ready."""
     gradients = facts.gradients
     known = facts.parameters or []
-    mine = [i for i, p in enumerate(known) if name.holds(p["name"])] or [
+    of_block = [i for i, p in enumerate(known) if name.holds(p["name"])] or [
         g["index"] for g in gradients if name.holds(g["name"]) and g.get("index", -1) >= 0
     ]
 
     def place(index: int, inside: bool, copy: int) -> int:
-        if index < 0 or not mine or index < min(mine):
+        if index < 0 or not of_block or index < min(of_block):
             return index
-        return index + len(mine) * (copy if inside else copies - 1)
+        return index + len(of_block) * (copy if inside else copies - 1)
 
     result: list[Entry] = []
     for entry in gradients:
@@ -452,9 +452,9 @@ def find_block_stacks(trace: Trace) -> list[tuple[list[BlockName], str]]:
         layers = str((trace.facts.row or {}).get("layers", ""))
         counted = [names for names in stacks if str(len(names)) == layers]
         if not counted:
-            found = ", ".join(f"{len(n)} of {n[0].prefix}" for n in stacks)
+            listed = ", ".join(f"{len(n)} of {n[0].prefix}" for n in stacks)
             raise TraceError(
-                f"the model has several stacks of blocks ({found}) and nothing says which to repeat",
+                f"the model has several stacks of blocks ({listed}) and nothing says which to repeat",
                 fix="name one block for trioflow.trace.repeat.repeat_block",
             )
         stacks = counted
@@ -469,14 +469,14 @@ def _find_stacks(trace: Trace) -> list[list[BlockName]]:
         paths: Iterable[str] = [modules[0] for modules in units.values() if len(modules) == 1]
     else:
         paths = [_outermost_number(module) for module in dict.fromkeys(trace.operators["module"])]
-    found: dict[str, list[BlockName]] = {}
+    stacks: dict[str, list[BlockName]] = {}
     for path in dict.fromkeys(paths):
         if path.rpartition(".")[2].isdecimal():
             name = BlockName.parse(path)
-            found.setdefault(name.prefix, []).append(name)
+            stacks.setdefault(name.prefix, []).append(name)
     return [
         names
-        for names in found.values()
+        for names in stacks.values()
         if [n.number for n in names] == list(range(names[0].number, names[0].number + len(names)))
         and (len(names) > 1 or names[0].number == 0)
     ]

@@ -554,10 +554,10 @@ def load_trace(folder: str | Path, **step: Any) -> Trace:
 
 def refuse_step(step: Mapping[str, Any], file: str) -> None:
     """Raise TraceError when something of a step is asked for that only a language model's trace is made for."""
-    asked = [name for name, value in step.items() if value is not None]
-    if asked:
+    changed = [name for name, value in step.items() if value is not None]
+    if changed:
         raise TraceError(
-            f"{' and '.join(asked)} of a trace that was captured or imported cannot be chosen",
+            f"{' and '.join(changed)} of a trace that was captured or imported cannot be chosen",
             file=file,
             fix="leave it out, or name a model, such as llama-3.1-8b",
         )

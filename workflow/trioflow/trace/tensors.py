@@ -329,9 +329,9 @@ class TensorTracker:
             return passing.get(storage) or (None if live is None else self.storages[live])
 
         sources = [
-            (found, ref.shape)
+            (root, ref.shape)
             for ref in inner.sources
-            if ref.storage != inner.ref.storage and (found := find(ref.storage)) is not None
+            if ref.storage != inner.ref.storage and (root := find(ref.storage)) is not None
         ]
         if any(ref.storage == inner.ref.storage for ref in inner.sources):
             made = find(inner.ref.storage)
@@ -384,7 +384,7 @@ class TensorTracker:
     def classify(self, batch: int) -> None:
         """Give every storage its category, then follow the batch through the step."""
         last_forward = max((i for i, use in enumerate(self.uses) if use.phase == "forward"), default=-1)
-        inner = (storage for found in self._inside.values() for storage in found)
+        inner = (storage for storages in self._inside.values() for storage in storages)
         for storage in (*self.storages, *inner):
             storage.category = storage.category or _categorise(storage, last_forward)
         fixed = self._find_early_gradients()
@@ -420,16 +420,16 @@ class TensorTracker:
 
     def _find_early_gradients(self) -> set[int]:
         """Return the storages of gradients before they are cast or added up: as large whatever the batch."""
-        found: set[int] = set()
+        early: set[int] = set()
         for use in reversed(self.uses):
             if use.phase != "backward" or use.name not in _BECOMES_GRADIENT:
                 continue
             made = {self.tensors[i].storage for i in use.outputs}
-            if any(s in found or self.storages[s].category == "gradient" for s in made):
+            if any(s in early or self.storages[s].category == "gradient" for s in made):
                 shapes = {self.tensors[i].shape for i in use.outputs}
                 read = (self.tensors[i] for i in use.inputs if self.tensors[i].shape in shapes)
-                found |= {tensor.storage for tensor in read}
-        return found
+                early |= {tensor.storage for tensor in read}
+        return early
 
     def _kept_grows(self, storage: _Storage, batch: int) -> bool:
         """Return whether an enclosed operator's result grows, given what it was made from."""

@@ -146,8 +146,8 @@ class Studio:
 
     def predict(self, words: Mapping[str, list[str]]) -> Prediction:
         """Return the prediction for arguments by control."""
-        asked = [word for name, some in words.items() if name not in (*_PRICED, "scale_network") for word in some]
-        prediction = self._ask(*asked)
+        arguments = [word for name, some in words.items() if name not in (*_PRICED, "scale_network") for word in some]
+        prediction = self._ask(*arguments)
         if words["scale_network"]:
             step, factor = prediction.step, float(words["scale_network"][1])
             slower = step.options.communication_scale / factor
@@ -158,12 +158,12 @@ class Studio:
         """Return the page of a form, beside that of another where there is one, and its numbers; InputError as `spell`."""
         forms = [self.spell(form), *([self.spell(against)] if against is not None else [])]
         predictions = [self.predict(words) for words in forms]
-        asked = [word for some in forms[0].values() for word in some]
+        arguments = [word for some in forms[0].values() for word in some]
         first = predictions[0].to_dict()
-        run = self._command.add_run(first, self._command.parse(asked), predictions[0].step.platform.device)
-        command = shlex.join(["trioflow", "simulate", *asked])
+        run = self._command.add_run(first, self._command.parse(arguments), predictions[0].step.platform.device)
+        command = shlex.join(["trioflow", "simulate", *arguments])
         numbers = {key: value for key, value in (first | run).items() if key not in ("memory", "warnings")}
-        page = plot(*predictions, asked=command, run=run.get("run"))
+        page = plot(*predictions, command=command, run=run.get("run"))
         return page, {"command": command, "form": form, "answer": numbers, "from": predictions[0].provenance}
 
 
@@ -200,9 +200,11 @@ class _Handler(RequestHandler):
     async def post(self, form: str) -> None:
         """Answer a question: as figures, or as a page of its own."""
         try:
-            asked = _read_question(self.request.body)
+            question = _read_question(self.request.body)
             async with self.lock:
-                page, numbers = await asyncio.to_thread(self.studio.answer, asked.get("form"), asked.get("against"))
+                page, numbers = await asyncio.to_thread(
+                    self.studio.answer, question.get("form"), question.get("against")
+                )
         except (TrioflowError, SystemExit) as error:
             self._refuse(400, str(error))
             return
@@ -210,7 +212,7 @@ class _Handler(RequestHandler):
             self.finish(page.render())
             return
         text = yaml.safe_dump(numbers, sort_keys=False)
-        known = {"title": page.title, "verdict": page.verdict, "command": page.asked, "yaml": text}
+        known = {"title": page.title, "verdict": page.verdict, "command": page.command, "yaml": text}
         self.finish(known | {"html": page.render("charts.html"), "items": page.list_items()})
 
 
@@ -231,12 +233,12 @@ def _read_question(body: bytes) -> dict[str, Any]:
         raise ValueError(word)
 
     try:
-        asked = json.loads(body, parse_constant=refuse)
+        question = json.loads(body, parse_constant=refuse)
     except (ValueError, RecursionError):
         raise InputError("the request is not valid JSON") from None
-    if not isinstance(asked, dict) or not asked.keys() <= {"form", "against"}:
+    if not isinstance(question, dict) or not question.keys() <= {"form", "against"}:
         raise InputError("the request must be an object with form and, to compare, against")
-    return asked
+    return question
 
 
 async def serve(studio: Studio, port: int, ready: Callable[[str], Any]) -> None:

@@ -82,7 +82,7 @@ def read_cases(files: Iterable[str | Path]) -> list[dict[str, Any]]:
 
     With ``folder``, where the test lies. Raises TableError where a file is damaged.
     """
-    found = []
+    cases = []
     for path in sorted(Path(file) for file in files):
         device = path.stem.rpartition("_")[2]
         if path.suffix != ".json" or device not in DEVICES:
@@ -98,10 +98,10 @@ def read_cases(files: Iterable[str | Path]) -> list[dict[str, Any]]:
                 "case": path.parent.name,
                 "device": device,
             }
-            found.append({**about, "measured_bytes": max(peak), "kept_bytes": kept[-1]})
+            cases.append({**about, "measured_bytes": max(peak), "kept_bytes": kept[-1]})
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             raise TableError(f"no logged peaks: {error!r}", file=path, fix=f"retrieve {LOGGED_PEAKS} again") from None
-    return found
+    return cases
 
 
 def judge_peaks(cases: Iterable[dict[str, Any]]) -> pd.DataFrame:
@@ -117,36 +117,36 @@ def _judge(case: Mapping[str, Any]) -> dict[str, Any]:
     try:
         if case["suite"] in OTHER_NETWORKS:
             raise InputError(OTHER_NETWORKS[case["suite"]])
-        found = _predict_peaks(case["folder"] / CONFIG)
+        peaks = _predict_peaks(case["folder"] / CONFIG)
     except TrioflowError as error:
         return {"refused": getattr(error, "problem", str(error))}
     workspace = count_test_workspaces(case["folder"] / CONFIG, case["device"])
-    return {**found, "workspace_bytes": workspace, "predicted_bytes": found["predicted_bytes"] + workspace}
+    return {**peaks, "workspace_bytes": workspace, "predicted_bytes": peaks["predicted_bytes"] + workspace}
 
 
 @cache
 def _predict_peaks(file: Path) -> dict[str, Any]:
     """Return degrees and peak of the last rank, which writes the log, whatever GPU it is; TrioflowError when refused."""
-    found, plan, batch = plan_case(file)
-    times = time_operators(trace_of(found, {}), DEVICES["h100"])
-    graph = build_graph(times, plan, batch=batch, options=Options(stages=found.name_stages()))
+    configuration, plan, batch = plan_case(file)
+    times = time_operators(trace_of(configuration, {}), DEVICES["h100"])
+    graph = build_graph(times, plan, batch=batch, options=Options(stages=configuration.name_stages()))
     last = next(entry for entry in graph.metadata.memory if GPUS - 1 in entry["ranks"])
     return {
         "data": plan.data,
         "tensor": plan.tensor,
         "pipeline": plan.pipeline,
-        "attention": found.step["attention"],
-        "not_followed": "; ".join(found.notes),
+        "attention": configuration.step["attention"],
+        "not_followed": "; ".join(configuration.notes),
         "predicted_bytes": int(last["peak_bytes"]),
     }
 
 
 def plan_case(file: Path) -> tuple[Configuration, Plan, int]:
     """Return a test's configuration, its plan on one node and its samples of a step; TrioflowError when refused."""
-    found = read_file(open_configuration(file.read_text(encoding="utf-8"), str(file)))
-    if found is None:
+    configuration = read_file(open_configuration(file.read_text(encoding="utf-8"), str(file)))
+    if configuration is None:
         raise InputError("no arguments of Megatron-LM", file=file)
-    columns = dict(found.degrees)
+    columns = dict(configuration.degrees)
     tensor, pipeline = int(columns.pop("tensor")), int(columns.pop("pipeline"))
     context = int(columns.get("context", 1))
     data = GPUS // (tensor * context * pipeline)
@@ -154,21 +154,21 @@ def plan_case(file: Path) -> tuple[Configuration, Plan, int]:
         raise InputError(
             f"more than {GPUS} ranks: {tensor} tensor x {context} context x {pipeline} pipeline", file=str(file)
         )
-    pieces = _count_pieces(found, data, file)
+    pieces = _count_pieces(configuration, data, file)
     columns |= {"pipeline": pipeline, "micro_batches": pieces} if pipeline > 1 else {"accumulate": pieces}
     if data * context == 1:
         columns.pop("sharding", None)
     if "sharding" in columns:
-        columns["shard"] = found.count_shard(data * context)
-    batch = data * pieces * int(found.step["batch"])
-    return found, make_plan(data, tensor, **columns), batch
+        columns["shard"] = configuration.count_shard(data * context)
+    batch = data * pieces * int(configuration.step["batch"])
+    return configuration, make_plan(data, tensor, **columns), batch
 
 
-def _count_pieces(found: Configuration, data: int, file: Path) -> int:
-    samples = data * int(found.step["batch"])
-    pieces, rest = divmod(found.global_batch or 0, samples)
+def _count_pieces(configuration: Configuration, data: int, file: Path) -> int:
+    samples = data * int(configuration.step["batch"])
+    pieces, rest = divmod(configuration.global_batch or 0, samples)
     if rest or not pieces:
-        raise InputError(f"{found.global_batch} samples on {data} replicas", file=str(file))
+        raise InputError(f"{configuration.global_batch} samples on {data} replicas", file=str(file))
     return pieces
 
 
@@ -224,13 +224,13 @@ def load_recipes() -> dict[str, dict[str, str]]:
 
 def read_rates(files: Iterable[str | Path]) -> list[Rate]:
     """Read the rows of H100 of all pages; TableError where a page has no table of them or a cell is not a number."""
-    found = []
+    rates = []
     for file in files:
         rows = list(_read_page(Path(file)))
         if not rows:
             raise TableError("no table of rates", file=file, fix=f"retrieve {DATASET} again")
-        found += [row for system, row in rows if system == SYSTEM]
-    return found
+        rates += [row for system, row in rows if system == SYSTEM]
+    return rates
 
 
 def _read_page(path: Path) -> Iterable[tuple[str, Rate]]:
@@ -248,22 +248,22 @@ def _read_page(path: Path) -> Iterable[tuple[str, Rate]]:
         if len(cells) > 2 and cells[0] in ("System", "Model"):
             names = cells
         elif len(cells) == len(names) > 2 and not set(cells[0]) <= {"-", ":"}:
-            said = {"System": system, "Model": model} | dict(zip(names, cells, strict=True))
-            yield said["System"], _read_row(said, release, kind, f"{path}:{number}")
+            content = {"System": system, "Model": model} | dict(zip(names, cells, strict=True))
+            yield content["System"], _read_row(content, release, kind, f"{path}:{number}")
 
 
-def _read_row(said: dict[str, str], release: str, kind: str, place: str) -> Rate:
+def _read_row(cells: dict[str, str], release: str, kind: str, place: str) -> Rate:
     numbers: dict[str, Any] = {}
     for field, name in _NUMBERS.items():
         # What stands in brackets was measured another way.
-        text = said.get(name, "").partition("(")[0].partition("[")[0].strip()
+        text = cells.get(name, "").partition("(")[0].partition("[")[0].strip()
         try:
             numbers[field] = int(text) if text not in ("", "n/a") else 0
         except ValueError:
             raise TableError(f"{text!r:.40} is not a number of {name}", place=place) from None
     for degree in ("stages_per_rank", "expert"):
         numbers[degree] = max(numbers[degree], 1)
-    return Rate(release, kind, said["Model"], said.get("Precision", "").partition(" ")[0], **numbers)
+    return Rate(release, kind, cells["Model"], cells.get("Precision", "").partition(" ")[0], **numbers)
 
 
 def judge_rates(rates: Sequence[Rate]) -> pd.DataFrame:
@@ -272,10 +272,10 @@ def judge_rates(rates: Sequence[Rate]) -> pd.DataFrame:
     rows = []
     for rate in rates:
         recipe = _PRECISIONS[rate.precision]
-        asked = replace(rate, release="", precision=recipe, measured_tokens_per_s=0.0)
-        if asked not in known:
-            known[asked] = _predict(asked)
-        rows.append({**vars(rate), **known[asked]})
+        question = replace(rate, release="", precision=recipe, measured_tokens_per_s=0.0)
+        if question not in known:
+            known[question] = _predict(question)
+        rows.append({**vars(rate), **known[question]})
     return pd.DataFrame(rows, columns=CLUSTER_RATES.names)
 
 
@@ -322,8 +322,8 @@ def _simulate(rate: Rate, replicas: int, pieces: int) -> NDArray[np.float64]:
     stages = cut_stages(list(pipeline_units(times.traces[0])), rate.pipeline * rate.stages_per_rank)
     plan, batch = plan_rate(rate, replicas, pieces), replicas * rate.micro_batch * pieces
     options = Options(stages=stages, memory=False)
-    found = predict(times, plan, PLATFORM, batch=batch, options=options)
-    return np.array([found.step_time_s, found.low_s, found.high_s])
+    prediction = predict(times, plan, PLATFORM, batch=batch, options=options)
+    return np.array([prediction.step_time_s, prediction.low_s, prediction.high_s])
 
 
 def plan_rate(rate: Rate, replicas: int, pieces: int) -> Plan:

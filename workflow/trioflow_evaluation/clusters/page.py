@@ -78,20 +78,20 @@ def predict_steps(cases: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
     """
     at_peak_s = (cases["measured_s"] * cases["mfu"]).to_numpy(np.float64)
     fitted = cases.loc[cases["set"] == FITTED, "mfu"]
-    found = {OURS: cases["predicted_s"].to_numpy(np.float64)}
+    steps_of = {OURS: cases["predicted_s"].to_numpy(np.float64)}
     if len(fitted):
-        found[CONSTANT] = at_peak_s / float(fitted.median())
+        steps_of[CONSTANT] = at_peak_s / float(fitted.median())
     if len(cases) >= FOLDS:
         features = np.log2(cases[list(_TOLD)].to_numpy(np.float64) + 1)
         trees, folds = HistGradientBoostingRegressor(random_state=0), KFold(FOLDS, shuffle=True, random_state=0)
-        found[TREES] = np.exp(cross_val_predict(trees, features, np.log(cases["measured_s"].to_numpy()), cv=folds))
-    return found
+        steps_of[TREES] = np.exp(cross_val_predict(trees, features, np.log(cases["measured_s"].to_numpy()), cv=folds))
+    return steps_of
 
 
 def score_ways(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) -> pd.DataFrame:
     """Return `evaluate.evaluate` of each way, with ``fast_error``, the median above ``scores.FAST``."""
-    judged = [(way, cases.assign(predicted_s=predicted_s)) for way, predicted_s in steps.items()]
-    fast = evaluate((way, rows[rows["mfu"] > FAST]) for way, rows in judged)
+    judged = [(model, cases.assign(predicted_s=predicted_s)) for model, predicted_s in steps.items()]
+    fast = evaluate((model, rows[rows["mfu"] > FAST]) for model, rows in judged)
     return evaluate(judged, CELL).assign(fast_error=fast["median_error"])
 
 
@@ -111,10 +111,10 @@ def choose_plans(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) 
         best = cell.iloc[int(cell["measured_s"].argmin())]
         row: dict[str, Any] = {**dict(zip(CELL, named, strict=True)), "runs": len(cell)}
         row |= _describe_plan("best", best)
-        for way in (way for way in (OURS, TREES) if way in steps):
-            known = cell.dropna(subset=way).sort_values(way, kind="stable")
-            row[way] = _lose(best["measured_s"], known)
-            if way == OURS:
+        for model in (model for model in (OURS, TREES) if model in steps):
+            known = cell.dropna(subset=model).sort_values(model, kind="stable")
+            row[model] = _lose(best["measured_s"], known)
+            if model == OURS:
                 row |= _describe_plan("chosen", known.iloc[0] if len(known) else None)
                 if "crowded" in known:
                     row[CAREFUL] = _lose(best["measured_s"], known.sort_values("crowded", kind="stable"))
@@ -143,11 +143,11 @@ def score_intervals(cases: pd.DataFrame) -> pd.DataFrame:
     )
     naive = np.full((2, len(cases)), np.nan)
     for model in cases["parameters"].unique():
-        mine = (cases["parameters"] == model).to_numpy()
-        others = ~mine if (~mine).any() else mine
+        of_model = (cases["parameters"] == model).to_numpy()
+        others = ~of_model if (~of_model).any() else of_model
         ends = np.nanquantile((measured - simulated)[others], COVERAGE)
-        naive[:, mine] = simulated[mine] + ends[:, None]
-    ways = {"ours": np.array(ours), "naive": naive}
+        naive[:, of_model] = simulated[of_model] + ends[:, None]
+    ends_of = {"ours": np.array(ours), "naive": naive}
     rows = []
     groups = {
         "all runs": cases["nodes"] > 0,
@@ -159,12 +159,12 @@ def score_intervals(cases: pd.DataFrame) -> pd.DataFrame:
         if not chosen.any():
             continue
         row: dict[str, Any] = {"group": group, "runs": int(chosen.sum())}
-        for way, ends in ways.items():
+        for interval, ends in ends_of.items():
             (low, high), truth = ends[:, chosen], measured[chosen]
             outside = np.maximum(low - truth, 0) + np.maximum(truth - high, 0)
-            row[f"{way}_covered"] = float((outside == 0).mean())
-            row[f"{way}_width"] = float(np.exp(np.nanmedian(high - low)))
-            row[f"{way}_score"] = float(np.nanmean(high - low + 2 / _LEFT * outside))
+            row[f"{interval}_covered"] = float((outside == 0).mean())
+            row[f"{interval}_width"] = float(np.exp(np.nanmedian(high - low)))
+            row[f"{interval}_score"] = float(np.nanmean(high - low + 2 / _LEFT * outside))
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -206,12 +206,12 @@ def _predict_judged(steps: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, NDArra
     """Return the runs that are judged, and their steps by each way [s]; the ways learn from those fitted on, too."""
     after = steps[steps["set"] != BEFORE]
     judged = (after["set"] == RAN).to_numpy()
-    return after[judged], {way: step_s[judged] for way, step_s in predict_steps(after).items()}
+    return after[judged], {model: step_s[judged] for model, step_s in predict_steps(after).items()}
 
 
 def _judge_steps(steps: pd.DataFrame) -> list[Reached]:
-    cases, ways = _predict_judged(steps)
-    judged = {way: cases.assign(predicted_s=step_s) for way, step_s in ways.items()}
+    cases, steps_of = _predict_judged(steps)
+    judged = {model: cases.assign(predicted_s=step_s) for model, step_s in steps_of.items()}
     beyond, fast = cases["tensor"] > GPUS_OF_A_NODE, cases["mfu"] > FAST
 
     def line(
@@ -219,16 +219,16 @@ def _judge_steps(steps: pd.DataFrame) -> list[Reached]:
     ) -> Reached:
         if not chosen.any():
             return Reached(what, 0, math.nan)
-        scores = evaluate(((way, rows[chosen]) for way, rows in judged.items()), CELL)
-        found = dict(zip(scores["group"], scores[key], strict=True))
-        ours = found.pop(OURS)
-        return Reached(what, int(chosen.sum()), ours, aim, more, others=found, headline=headline)
+        scores = evaluate(((model, rows[chosen]) for model, rows in judged.items()), CELL)
+        score_of = dict(zip(scores["group"], scores[key], strict=True))
+        ours = score_of.pop(OURS)
+        return Reached(what, int(chosen.sum()), ours, aim, more, others=score_of, headline=headline)
 
     every, median = beyond | ~beyond, "median_error"
-    cells = choose_plans(cases, ways)
-    losses = {way: float(cells[way].mean()) for way in (TREES, RULE, CONSTANT) if way in cells}
+    cells = choose_plans(cases, steps_of)
+    losses = {model: float(cells[model].mean()) for model in (TREES, RULE, CONSTANT) if model in cells}
     mfu = f"MFU above {write_percent(FAST, 0)}"
-    asked = [
+    compared = [
         line(
             "step, median error: tensor groups inside a node",
             median,
@@ -248,7 +248,7 @@ def _judge_steps(steps: pd.DataFrame) -> list[Reached]:
             True,
         ),
     ]
-    lines = [one for one in asked if one.cases]
+    lines = [one for one in compared if one.cases]
     apart = {"runs that were fitted on": FITTED, BEFORE: BEFORE}
     for name, rows in ((name, steps[steps["set"] == kind]) for name, kind in apart.items()):
         if len(rows):
@@ -443,7 +443,7 @@ def build_clusters_page(memory: str | Path, steps: str | Path, peaks: str | Path
         Section("memory", "Memory of the runs, and who survives", [_render_survival(cases)]),
         peaks_section(tests),
     ]
-    found = ", ".join(
+    listed = ", ".join(
         f"{line.headline} {line.write_value()}" for line in lines if line.headline and line.aim is not None
     )
     made = Page(
@@ -451,7 +451,7 @@ def build_clusters_page(memory: str | Path, steps: str | Path, peaks: str | Path
         content,
         _LEAD,
         made_from=" from nanotron's own table of runs",
-        verdict=f"{count_reached(line.reached for line in lines)} {found[:1].upper()}{found[1:]}.",
+        verdict=f"{count_reached(line.reached for line in lines)} {listed[:1].upper()}{listed[1:]}.",
         words=_WORDS,
         schemas={"cluster_memory": CLUSTER_MEMORY, "cluster_steps": CLUSTER_STEPS, "cluster_peaks": CLUSTER_PEAKS},
         files=[memory, steps, peaks],
@@ -480,8 +480,8 @@ def _render_intervals(cases: pd.DataFrame) -> str:
         words("runs of", "", "which", "group"),
         numbers("runs", "", "how many", "count", "runs"),
         *(
-            numbers(title, name, meaning, cell, f"{way}_{title}")
-            for way, name in (("ours", "trioflow"), ("naive", ONE_FOR_ALL))
+            numbers(title, name, meaning, cell, f"{key}_{title}")
+            for key, name in (("ours", "trioflow"), ("naive", ONE_FOR_ALL))
             for title, meaning, cell in (
                 ("covered", "measured step inside the 80 % interval", "percent"),
                 ("width", "high over low end, median", "short"),
@@ -496,8 +496,8 @@ def _render_choice(cases: pd.DataFrame) -> str:
     """Return errors and choices of trioflow and of ways that simulate nothing."""
     cases, steps = _predict_judged(cases)
     cells, scores = choose_plans(cases, steps), score_ways(cases, steps)
-    ways = [way for way in (OURS, TREES, RULE, CONSTANT) if way in cells]
-    mean = ", ".join(f"{way} {write_percent(cells[way].mean())}" for way in ways)
+    models = [model for model in (OURS, TREES, RULE, CONSTANT) if model in cells]
+    mean = ", ".join(f"{model} {write_percent(cells[model].mean())}" for model in models)
     text = (
         f"Throughput lost beside the best measured run by taking the plan that is predicted to be fastest, in the mean over {len(cells)} cells: "
         f"{mean} (aim {write_percent(_LOSS_AIM, 0)}). The rule takes the smallest tensor, then pipeline degree; a constant MFU any plan. The trees "
@@ -507,11 +507,11 @@ def _render_choice(cases: pd.DataFrame) -> str:
     return (
         render_paragraph(text)
         + render_scores(scores, "Methods to predict a step", shown, "way")
-        + _render_cells(cells, ways)
+        + _render_cells(cells, models)
     )
 
 
-def _render_cells(cells: pd.DataFrame, ways: list[str]) -> str:
+def _render_cells(cells: pd.DataFrame, models: list[str]) -> str:
     """Return the choice of each model and number of nodes."""
     fields = [
         numbers("parameters", "1e9", "model", "plain", "parameters"),
@@ -524,7 +524,7 @@ def _render_cells(cells: pd.DataFrame, ways: list[str]) -> str:
         numbers(
             "chosen", "tokens/s", "its throughput, measured", "count", lambda row: round(row["chosen_tokens_per_s"])
         ),
-        *(numbers("loss", way, "of throughput beside the best measured run", "percent", way) for way in ways),
+        *(numbers("loss", model, "of throughput beside the best measured run", "percent", model) for model in models),
     ]
     title = "The choice for each model and number of nodes"
     return render_details(title, render_records(cells, fields, title))
@@ -607,8 +607,8 @@ def score_rates(cases: pd.DataFrame) -> pd.DataFrame:
 def _share_in_order(rows: pd.DataFrame) -> float:
     """Return the share of a model's pairs of rows that are predicted in the measured order."""
     rates = {"measured_tokens_per_s": "measured_s", "predicted_tokens_per_s": "predicted_s"}
-    asked = rows.rename(columns=rates).groupby(list(_ASKED))[list(rates.values())].median()
-    return share_in_order(asked.reset_index().assign(of=lambda held: held["model"].map(plain_model)), ["of"])
+    medians = rows.rename(columns=rates).groupby(list(_ASKED))[list(rates.values())].median()
+    return share_in_order(medians.reset_index().assign(of=lambda frame: frame["model"].map(plain_model)), ["of"])
 
 
 def build_bridge_page(rates: str | Path, page: str | Path) -> None:

@@ -111,9 +111,9 @@ def mark_crowded(memory: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """Return the steps of runs with ``crowded``: whether they are less likely to fit an H100 than `memory.peak.DOUBTED`."""
     key = [*_PLAN, "micro_batch", "accumulate"]
     sizes = ["fullest_bytes", "fullest_reserved_bytes"]
-    held = memory.loc[memory["set"] != FAILED, [*key, *sizes]].drop_duplicates(key)
-    found = steps[key].merge(held, how="left", on=key).fillna(dict.fromkeys(sizes, 0.0))
-    return steps.assign(crowded=find_odds(list_needs(found)) < DOUBTED)
+    memory_of = memory.loc[memory["set"] != FAILED, [*key, *sizes]].drop_duplicates(key)
+    joined = steps[key].merge(memory_of, how="left", on=key).fillna(dict.fromkeys(sizes, 0.0))
+    return steps.assign(crowded=find_odds(list_needs(joined)) < DOUBTED)
 
 
 def score_chances(cases: pd.DataFrame) -> pd.DataFrame:
@@ -161,8 +161,8 @@ def fit_survival(cases: pd.DataFrame) -> Survival:
         return -float(np.log(np.where(survived, odds, 1 - odds)).sum())
 
     most: Any = {"maxiter": 2000, "maxfev": 2000, "xatol": 1e-5, "fatol": 1e-5}
-    found = [minimize(miss, [0.2, -3.0, kept, -5.0], method="Nelder-Mead", options=most) for kept in _STARTS]
-    return read(min(found, key=lambda one: float(one.fun)).x)
+    fits = [minimize(miss, [0.2, -3.0, kept, -5.0], method="Nelder-Mead", options=most) for kept in _STARTS]
+    return read(min(fits, key=lambda one: float(one.fun)).x)
 
 
 def write_survival(cases: pd.DataFrame) -> None:
@@ -181,8 +181,8 @@ def write_survival(cases: pd.DataFrame) -> None:
 def judge_survival(cases: pd.DataFrame) -> pd.DataFrame:
     """Return the cases with ``odds``: each model's by the shipped numbers that were fitted without it."""
     odds = pd.Series(np.nan, index=cases.index)
-    for parameters, mine in cases.groupby("parameters"):
-        odds[mine.index] = find_odds(list_needs(mine), load_survival(name_model(float(str(parameters)))))
+    for parameters, of_size in cases.groupby("parameters"):
+        odds[of_size.index] = find_odds(list_needs(of_size), load_survival(name_model(float(str(parameters)))))
     return cases.assign(odds=odds)
 
 

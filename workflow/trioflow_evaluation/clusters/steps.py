@@ -86,11 +86,11 @@ def judge_memory(runs: Sequence[Run]) -> pd.DataFrame:
     runs = [run for run in runs if run.status in (SUCCEEDED, RAN_OUT)]
     rows: dict[int, dict[str, Any]] = {}
     for model in sorted({(run.hidden, run.key_values, run.vocabulary) for run in runs}):
-        mine = [i for i, run in enumerate(runs) if (run.hidden, run.key_values, run.vocabulary) == model]
-        mine.sort(
+        of_model = [i for i, run in enumerate(runs) if (run.hidden, run.key_values, run.vocabulary) == model]
+        of_model.sort(
             key=lambda i: (runs[i].tensor, runs[i].pipeline, runs[i].data, runs[i].micro_batch, runs[i].accumulate)
         )
-        rows |= zip(mine, _judge_model([runs[i] for i in mine]), strict=True)
+        rows |= zip(of_model, _judge_model([runs[i] for i in of_model]), strict=True)
     return pd.DataFrame([rows[i] for i in range(len(runs))], columns=CLUSTER_MEMORY.names)
 
 
@@ -106,14 +106,14 @@ def _judge_model(runs: Sequence[Run]) -> list[dict[str, Any]]:
         cut = (len(stages), run.pipeline, run.tensor, data, run.zero, run.nodes > 1, platform.name)
         key = (*cut, run.micro_batch, pieces)
         if key not in known:
-            for other, found in known.items():
+            for other, of_other in known.items():
                 if (
                     other[:-2] == cut
                     and other[-2] <= key[-2]
                     and other[-1] <= key[-1]
-                    and found["fullest_bytes"] > HOPELESS * platform.device.memory_bytes
+                    and of_other["fullest_bytes"] > HOPELESS * platform.device.memory_bytes
                 ):
-                    known[key] = {**found, "least": True}
+                    known[key] = {**of_other, "least": True}
                     break
             else:
                 plan = plan_run(run, len(stages), pieces, data)
@@ -139,16 +139,16 @@ def _judge_model(runs: Sequence[Run]) -> list[dict[str, Any]]:
 def _size_graph(graph: TaskGraph) -> dict[str, Any]:
     """Return what is predicted of rank 0 and of the fullest rank; ``CLUSTER_MEMORY`` says what."""
     memory, curves = graph.metadata.memory, graph.metadata.memory_curves
-    mine, curve = next(pair for pair in zip(memory, curves, strict=True) if 0 in pair[0]["ranks"])
+    stage, curve = next(pair for pair in zip(memory, curves, strict=True) if 0 in pair[0]["ranks"])
     phases = graph.tasks.loc[graph.tasks["rank"] == 0, "phase"].to_numpy()
-    places, held = np.array(curve["places"]), np.array(curve["bytes"])
+    places, held_bytes = np.array(curve["places"]), np.array(curve["bytes"])
     behind = int(np.flatnonzero(phases == "backward")[-1]) + 1
     first = int(np.searchsorted(places, behind, side="right")) - 1
     return {
-        "allocated_bytes": mine["peak_bytes"],
-        "update_bytes": int(held[first:].max()),
-        **mine["beside"],
-        "reserved_bytes": count_wanted(mine),
+        "allocated_bytes": stage["peak_bytes"],
+        "update_bytes": int(held_bytes[first:].max()),
+        **stage["beside"],
+        "reserved_bytes": count_wanted(stage),
         "fullest_bytes": max(entry["peak_bytes"] for entry in memory),
         "fullest_reserved_bytes": max(map(count_wanted, memory)),
         "least": False,
@@ -359,11 +359,11 @@ def judge_steps(runs: Iterable[Run]) -> pd.DataFrame:
     rows: dict[int, dict[str, Any]] = {}
     ran = dict(enumerate(run for run in runs if run.ran))
     for parameters in dict.fromkeys(run.parameters for run in ran.values()):
-        mine = [place for place, run in ran.items() if run.parameters == parameters]
+        of_size = [place for place, run in ran.items() if run.parameters == parameters]
         # Runs that share routes, then split operators, then micro-batches, one after the other.
-        mine.sort(key=lambda place: (ran[place].nodes, ran[place].tensor, ran[place].micro_batch))
-        times = time_operators(trace_run(ran[mine[0]]), DEVICE)
-        for place in mine:
+        of_size.sort(key=lambda place: (ran[place].nodes, ran[place].tensor, ran[place].micro_batch))
+        times = time_operators(trace_run(ran[of_size[0]]), DEVICE)
+        for place in of_size:
             run = ran[place]
             rows[place] = _describe(run) | _predict(run, times, load_own_platform(run))
     return pd.DataFrame([rows[place] for place in ran], columns=CLUSTER_STEPS.names)
@@ -387,17 +387,17 @@ def _load_nodes(name: str, nodes: int) -> Platform:
 def _predict(run: Run, times: DeviceTimes, platform: Platform) -> dict[str, Any]:
     """Return a run's step as measured, as predicted with the ends of its interval [s], or why its plan is refused."""
     stages = cut_stages(times.traces[0], run)
-    found = dict.fromkeys(_TIMES, math.nan)
+    predicted = dict.fromkeys(_TIMES, math.nan)
     refused = ""
     try:
-        found |= zip(_TIMES, predict_run(run, times, platform).tolist(), strict=True)
+        predicted |= zip(_TIMES, predict_run(run, times, platform).tolist(), strict=True)
     except TrioflowError as error:
         refused = str(error)
     return {
         "measured_s": run.measured_step_s,
         "mfu": run.mfu,
         "network": run.network,
-        **found,
+        **predicted,
         "stages": len(stages),
         "refused": refused,
     }
@@ -433,5 +433,5 @@ def simulate_pieces(
     plan = plan_run(run, len(stages), pieces, run.data)
     options = Options(stages=list(stages) if len(stages) > 1 else None, memory=False, interval=interval)
     batch = run.data * pieces * run.micro_batch
-    found = predict(times, plan, platform, batch=batch, options=options)
-    return np.array([found.step_time_s, found.low_s, found.high_s])
+    prediction = predict(times, plan, platform, batch=batch, options=options)
+    return np.array([prediction.step_time_s, prediction.low_s, prediction.high_s])

@@ -94,8 +94,8 @@ def build_costs(
     fit_s = float(benchmarks.loc[fits, "time_s"].sum()) / len(measurements)
     for workload, steps in measurements.items():
         names = [str(row["experiment"]) for row in experiments if row["workload"] == workload]
-        mine = steps[steps["series"] == "distributed"]
-        rounds = mine.groupby(["plan", "batch", "round"])["step_ns"]
+        distributed = steps[steps["series"] == "distributed"]
+        rounds = distributed.groupby(["plan", "batch", "round"])["step_ns"]
         ranks = int(sessions[workload]["ranks"])
 
         def sum_jobs(stages: Sequence[str], subjects: Sequence[str]) -> float:
@@ -235,12 +235,12 @@ def describe_causes(activity: pd.DataFrame, timestamps: pd.DataFrame) -> str:
     worst = errors.groupby(timestamps["experiment"]).max().sort_values(ascending=False).index[:5]
     lines = []
     for name in worst:
-        mine = timestamps[timestamps["experiment"] == name]
-        added = (mine["end_bias"] - mine["start_bias"]).abs()
-        row = mine.loc[added.idxmax()]
+        of_experiment = timestamps[timestamps["experiment"] == name]
+        added = (of_experiment["end_bias"] - of_experiment["start_bias"]).abs()
+        row = of_experiment.loc[added.idxmax()]
         spread = activity.loc[activity["experiment"] == name, "rank_spread"].max()
         lines.append(
-            f"{name}: up to {write_percent(errors[mine.index].max())}. Most is added within "
+            f"{name}: up to {write_percent(errors[of_experiment.index].max())}. Most is added within "
             f"{row['phase']} of micro-batch {row['micro_batch']} on rank {row['rank']} "
             f"({write_signed_percent(row['end_bias'] - row['start_bias'])} of the step). "
             f"Rounds differ among themselves by {write_percent(spread)}."
@@ -250,8 +250,8 @@ def describe_causes(activity: pd.DataFrame, timestamps: pd.DataFrame) -> str:
 
 def render_throughput(rows: pd.DataFrame) -> str:
     """Return simulated and ideal throughput of every batch."""
-    found = compare_throughput(rows)
-    parts = split_formula(found)
+    compared = compare_throughput(rows)
+    parts = split_formula(compared)
     fields = [
         numbers("batch", "micro-batches", "samples of the step: one a micro-batch", "count", "batch"),
         numbers("step", "simulated", "uncalibrated: predicted from shapes", "time", "step_time_s"),
@@ -276,7 +276,7 @@ def render_throughput(rows: pd.DataFrame) -> str:
         "two largest batches, the others are a check. Absolute times are uncalibrated; the normalised curve depends on them only through these "
         "two ratios. Megatron-LM's published curve is not in our data and is not drawn."
     )
-    return text + render_records(found, fields, "GPT 145B, 8M16P1D on 128 GPUs: simulated")
+    return text + render_records(compared, fields, "GPT 145B, 8M16P1D on 128 GPUs: simulated")
 
 
 def render_costs(costs: pd.DataFrame) -> str:
@@ -375,10 +375,10 @@ def draw_timestamps(timestamps: pd.DataFrame) -> Figure:
 
 def draw_throughput(rows: pd.DataFrame) -> Figure:
     """Draw throughput over the batch (``SWEEP_RESULTS``), 1 at one micro-batch, beside the closed forms."""
-    found = compare_throughput(rows)
+    compared = compare_throughput(rows)
     stages = int(rows["pipeline"].iloc[0])
-    counts = range(1, int(found["micro_batches"].max()) + 1)
-    parts = split_formula(found)
+    counts = range(1, int(compared["micro_batches"].max()) + 1)
+    parts = split_formula(compared)
     with style.figure_style():
         figure = style.new_figure(3.8, 6.2)
         axes = figure.subplots()
@@ -399,8 +399,8 @@ def draw_throughput(rows: pd.DataFrame) -> Figure:
             label="bubble of unequal stages, gradients added up",
         )
         axes.plot(
-            found["micro_batches"],
-            found["simulated"],
+            compared["micro_batches"],
+            compared["simulated"],
             "o",
             color=style.BLUE,
             markersize=6,
@@ -470,19 +470,19 @@ def build_distsim_page(
     written, when no experiment has several ranks or a recording does not fit its simulation.
     """
     rows = [dict(row) for row in experiments]
-    found = _compare(files, rows, {str(p["plan"]): p for p in plans})
-    made, folder, search = _compose(found), Path(page).parent / FOLDER, Path(files["search"][0])
-    style.save_figures(folder, _draw(found).items())
+    tables_of = _compare(files, rows, {str(p["plan"]): p for p in plans})
+    made, folder, search = _compose(tables_of), Path(page).parent / FOLDER, Path(files["search"][0])
+    style.save_figures(folder, _draw(tables_of).items())
     for suffix in (".svg", ".png"):
         shutil.copyfile(search.with_suffix(suffix), folder / f"distsim12{suffix}")
     for name, frame, schema in (
-        ("timestamps", found.timestamps, TIMESTAMPS),
-        ("activity", found.activity, ACTIVITY),
-        ("costs", found.costs, COSTS),
+        ("timestamps", tables_of.timestamps, TIMESTAMPS),
+        ("activity", tables_of.activity, ACTIVITY),
+        ("costs", tables_of.costs, COSTS),
     ):
         tables.write_table(frame, name, folder / f"{name}.parquet", schema=schema)
     write_page(page, made)
-    return found
+    return tables_of
 
 
 def _compare(
@@ -504,10 +504,10 @@ def _compare(
             if row["workload"] != workload or ranks == 1:
                 continue
             timeline = tables.read_table(simulated[name] / "timeline.parquet", "timeline")
-            mine = marks[marks["experiment"] == name]
-            timestamps.append(compare_marks(mine, timeline, name, plan))
-            found = compare_events(events[events["experiment"] == name], mine, timeline, mark_s)
-            activity.append(found.assign(experiment=name, plan=plan)[ACTIVITY.names])
+            of_experiment = marks[marks["experiment"] == name]
+            timestamps.append(compare_marks(of_experiment, timeline, name, plan))
+            compared = compare_events(events[events["experiment"] == name], of_experiment, timeline, mark_s)
+            activity.append(compared.assign(experiment=name, plan=plan)[ACTIVITY.names])
     if not timestamps:
         raise InputError("no experiment has several ranks", fix="add one with a plan of 2 ranks to experiments.tsv")
     steps = {n: tables.read_table(h / "measurements.parquet", "measurements") for n, h in homes.items()}
@@ -525,25 +525,25 @@ def _compare(
     )
 
 
-def _draw(found: _DistsimTables) -> dict[str, Figure]:
+def _draw(tables_of: _DistsimTables) -> dict[str, Figure]:
     """Draw every figure, by its name; that of the search is there already."""
-    steps = found.activity.drop_duplicates("experiment").assign(who="simulated against measured")
-    rates = found.analytical.assign(who="best rates against measured")
+    steps = tables_of.activity.drop_duplicates("experiment").assign(who="simulated against measured")
+    rates = tables_of.analytical.assign(who="best rates against measured")
     return {
         "distsim03": draw_errors(rates, _STEP_LABEL, mean=ANALYTICAL_MEAN, worst=ANALYTICAL_WORST),
         "distsim08": draw_errors(steps.assign(error=steps["step_error"]), _STEP_LABEL, largest=STEP_ERROR),
         "distsim09": draw_errors(
-            list_activity(found.activity),
+            list_activity(tables_of.activity),
             "mean deviation of starts and ends of operators [% of the step]",
             largest=ACTIVITY_ERROR,
         ),
-        "distsim10": draw_timestamps(found.timestamps),
-        "distsim11": draw_throughput(found.throughput),
+        "distsim10": draw_timestamps(tables_of.timestamps),
+        "distsim11": draw_throughput(tables_of.throughput),
     }
 
 
-def _compose(found: _DistsimTables) -> Page:
-    activity, timestamps = found.activity, found.timestamps
+def _compose(tables_of: _DistsimTables) -> Page:
+    activity, timestamps = tables_of.activity, tables_of.timestamps
     steps = activity.drop_duplicates("experiment")["step_error"].abs()
     count, ranks = activity["experiment"].nunique(), len(activity)
     return Page(
@@ -552,7 +552,7 @@ def _compose(found: _DistsimTables) -> Page:
             Section(
                 "summary",
                 "Beside DistSim",
-                [render_paragraph(_NUMBERS), render_summary(activity, timestamps, found.analytical)],
+                [render_paragraph(_NUMBERS), render_summary(activity, timestamps, tables_of.analytical)],
             ),
             Section("analytical", "Analytical model (3)", [_figure("distsim03")]),
             Section("steps", "Step time (8)", [_figure("distsim08")]),
@@ -573,11 +573,11 @@ def _compose(found: _DistsimTables) -> Page:
             Section(
                 "throughput",
                 "GPT 145B on 128 GPUs (11)",
-                [_figure("distsim11"), render_throughput(found.throughput)],
+                [_figure("distsim11"), render_throughput(tables_of.throughput)],
                 folded=True,
             ),
             Section("search", "Search for a plan (12)", [_figure("distsim12")], folded=True),
-            Section("costs", "Cost of profiling, simulating and running", [render_costs(found.costs)], folded=True),
+            Section("costs", "Cost of profiling, simulating and running", [render_costs(tables_of.costs)], folded=True),
         ],
         f"{count} experiments on several ranks of this machine, {ranks} ranks in all, none left out: real timelines beside simulated ones, "
         f"from {int(timestamps['rounds'].min())} rounds or more. DistSim's numbers come from other models, GPUs and networks and stand beside ours as reference.",

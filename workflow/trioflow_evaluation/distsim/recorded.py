@@ -157,16 +157,16 @@ def compare_throughput(rows: pd.DataFrame) -> pd.DataFrame:
     if len(unknown):
         raise InputError(f"a batch has no step time: {unknown['reason'].iloc[0]}")
     ordered = rows.sort_values("micro_batches", ignore_index=True)
-    found = ordered[["micro_batches", "batch", "step_time_s"]].astype(
+    compared = ordered[["micro_batches", "batch", "step_time_s"]].astype(
         {"micro_batches": int, "batch": int, "step_time_s": float}
     )
-    rate = found["batch"] / found["step_time_s"]
-    found["simulated"] = rate / rate[0]
+    rate = compared["batch"] / compared["step_time_s"]
+    compared["simulated"] = rate / rate[0]
     stages = int(ordered["pipeline"].iloc[0])
-    ideal: Sequence[float] = [bubble_throughput(m, stages) for m in found["micro_batches"]]
-    found["ideal"] = ideal
-    found["deviation"] = found["simulated"] / found["ideal"] - 1.0
-    return found
+    ideal: Sequence[float] = [bubble_throughput(m, stages) for m in compared["micro_batches"]]
+    compared["ideal"] = ideal
+    compared["deviation"] = compared["simulated"] / compared["ideal"] - 1.0
+    return compared
 
 
 _GROUP = ["phase", "micro_batch"]
@@ -203,9 +203,9 @@ def _operators(events: pd.DataFrame) -> pd.DataFrame:
 def _align(recorded: pd.DataFrame, simulated: pd.DataFrame) -> list[tuple[Any, Any]]:
     """Return labels of a longest common subsequence of names."""
     codes, _ = pd.factorize(pd.concat([recorded["name"], simulated["name"]]))
-    found = align_sequences(codes[: len(recorded)], codes[len(recorded) :])
+    matches = align_sequences(codes[: len(recorded)], codes[len(recorded) :])
     left, right = recorded.index.tolist(), simulated.index.tolist()
-    return [(left[i], right[j]) for i, j in found]
+    return [(left[i], right[j]) for i, j in matches]
 
 
 def align_sequences(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
@@ -246,9 +246,9 @@ def compare_events(
     rows = []
     for rank in sorted(map(int, recorded["rank"].unique())):
         own = recorded[recorded["rank"] == rank]
-        mine = simulated[simulated["rank"] == rank]
-        pairs = match_events(own, mine)
-        real, ours = own.loc[pairs["recorded"]], mine.loc[pairs["simulated"]]
+        of_rank = simulated[simulated["rank"] == rank]
+        pairs = match_events(own, of_rank)
+        real, ours = own.loc[pairs["recorded"]], of_rank.loc[pairs["simulated"]]
         knots, plain_s = map_clock(marks, rank)
         starts = (real["kind"] == "compute").to_numpy()
         away, raw = [], []
@@ -347,9 +347,9 @@ def compare_marks(marks: pd.DataFrame, timeline: pd.DataFrame, experiment: str, 
         merged[f"{end}_bias"], merged[f"{end}_error"] = away, away.abs()
     medians = [name for name in TIMESTAMPS.names if name.endswith(("_s", "_bias", "_error"))]
     grouped = merged.groupby([*_KEYS, "stage"], sort=True)
-    found = grouped[medians].median().join(grouped.size().rename("rounds")).reset_index()
-    found["experiment"], found["plan"] = experiment, plan
-    ordered: pd.DataFrame = found.sort_values(["rank", "measured_start_s"], kind="stable", ignore_index=True)[
+    compared = grouped[medians].median().join(grouped.size().rename("rounds")).reset_index()
+    compared["experiment"], compared["plan"] = experiment, plan
+    ordered: pd.DataFrame = compared.sort_values(["rank", "measured_start_s"], kind="stable", ignore_index=True)[
         TIMESTAMPS.names
     ]
     return ordered

@@ -94,9 +94,9 @@ class Job:
 
     def list_exchanges(self, steps: Any = slice(None)) -> pd.DataFrame:
         """Return the exchanges of some steps as ``fit_spread`` takes them."""
-        found = self._list(EXCHANGE, steps, ["rank", "optype", "micro_batch"])
-        names = found["optype"] + found["rank"].astype(str) + "." + found["micro_batch"].astype(str)
-        return found.assign(exchange=names)
+        exchanges = self._list(EXCHANGE, steps, ["rank", "optype", "micro_batch"])
+        names = exchanges["optype"] + exchanges["rank"].astype(str) + "." + exchanges["micro_batch"].astype(str)
+        return exchanges.assign(exchange=names)
 
     def _list(self, kind: str, steps: Any, columns: list[str]) -> pd.DataFrame:
         items = self.items
@@ -122,8 +122,8 @@ def read_job(path: str | Path) -> Job:
     first = rows.iloc[:count].reset_index(drop=True)
     # Each operation of a step at the place that it has in the first, whatever starts at one instant.
     places = pd.MultiIndex.from_frame(first[_OPERATION])
-    asked = pd.MultiIndex.from_frame(rows[_OPERATION])
-    at = np.array(places.get_indexer(asked)) if places.is_unique else np.full(len(rows), -1)
+    wanted = pd.MultiIndex.from_frame(rows[_OPERATION])
+    at = np.array(places.get_indexer(wanted)) if places.is_unique else np.full(len(rows), -1)
     order = np.lexsort((at, rows["step"].to_numpy()))
     if not np.array_equal(at[order], np.tile(np.arange(count), steps)):
         raise TableError("a step lacks operations that another has", file=path, place="column step")
@@ -249,11 +249,11 @@ def _name_exchanges(rows: pd.DataFrame) -> NDArray[Any]:
     names = []
     for row in tables.records(rows):
         kind, stage, replica, number = (row[name] for name in ("optype", "stage", "dp_rank", "seq_id"))
-        way, _, end = kind.partition("-")
+        direction, _, end = kind.partition("-")
         if end in ("send", "recv"):
             # Between a stage and the next: forward from the one, backward from the other.
-            lower = stage - ((way == "forward") == (end == "recv"))
-            names.append(f"{way} {lower} {replica} {number}")
+            lower = stage - ((direction == "forward") == (end == "recv"))
+            names.append(f"{direction} {lower} {replica} {number}")
         elif kind in _OF_STAGE:
             names.append(f"{kind} {stage}")
         elif kind == _OF_EMBEDDINGS:
@@ -265,14 +265,14 @@ def _name_exchanges(rows: pd.DataFrame) -> NDArray[Any]:
 
 def fit_jobs(paths: Iterable[str | Path]) -> list[MeasuredSpread]:
     """Return the spread of recorded jobs, of all their steps."""
-    found = []
+    fits = []
     for path in paths:
         job = read_job(path)
         spread, slow = fit_spread(job.list_passes(), job.list_exchanges())
-        found.append(
+        fits.append(
             MeasuredSpread("gpu", job.name, job.ranks, len(job.step_s), len(slow), spread, SOURCE.format(job.name))
         )
-    return found
+    return fits
 
 
 DRAWS = 2000
@@ -599,7 +599,7 @@ def fit_spread(passes: pd.DataFrame, exchanges: pd.DataFrame, *, lasting: bool =
     series = passes[["step", "rank"]].assign(step_log=step, kept=kept).groupby(["step", "rank"]).first()
     step_lag = _find_lag(series["step_log"].unstack().iloc[:, :1], 0.0)
     rank_lag = _find_lag(series["kept"].unstack(), always)
-    found = Spread(
+    spread = Spread(
         step_log,
         rank_log,
         micro_batch_log,
@@ -608,7 +608,7 @@ def fit_spread(passes: pd.DataFrame, exchanges: pd.DataFrame, *, lasting: bool =
         step_autocorrelation=step_lag,
         rank_autocorrelation=rank_lag,
     )
-    return found, slow
+    return spread, slow
 
 
 _MOST_LAG = 0.99

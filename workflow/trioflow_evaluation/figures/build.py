@@ -100,8 +100,8 @@ def draw_evidence(figure: Figure, rows: pd.DataFrame) -> Drawing:
 
 def _put_legend(drawing: Drawing) -> None:
     """Put what the panels hold under them, each once."""
-    found = [axes.get_legend_handles_labels() for axes in reversed(drawing.axes)]
-    entries = {label: handle for pair in found for handle, label in zip(*pair, strict=True) if label}
+    legends = [axes.get_legend_handles_labels() for axes in reversed(drawing.axes)]
+    entries = {label: handle for pair in legends for handle, label in zip(*pair, strict=True) if label}
     drawing.legend(entries.values(), entries, loc="outside lower left", ncols=2, borderpad=0)
 
 
@@ -110,9 +110,9 @@ def list_panels(figure: Figure, rows: pd.DataFrame) -> list[_Panel]:
     measured = any(kind != ONLY_SIMULATED for kind in rows["evidence"])
     by_panel = rows.groupby(["evidence", "panel"], sort=False)
     return [
-        _make_panel(figure, kind, str(name), records(mine), measured)
+        _make_panel(figure, kind, str(name), records(rows_of), measured)
         for kind in EVIDENCE_KINDS
-        for (evidence, name), mine in by_panel
+        for (evidence, name), rows_of in by_panel
         if evidence == kind
     ]
 
@@ -178,8 +178,8 @@ def _describe_coverage(rows: Rows) -> str:
     known = [row for row in rows if row["low_s"] is not None and row["high_s"] is not None]
     if not known:
         return ""
-    held = sum(row["low_s"] <= row["measured_s"] <= row["high_s"] for row in known)
-    return f"; 80 % interval holds {held} of {len(known)}"
+    inside = sum(row["low_s"] <= row["measured_s"] <= row["high_s"] for row in known)
+    return f"; 80 % interval holds {inside} of {len(known)}"
 
 
 def count_right_pairs(rows: Rows) -> tuple[int, int]:
@@ -326,22 +326,22 @@ def _list_public(figure: Figure, files: Files) -> list[dict[str, Any]]:
             raise InputError(f"the set {set_name} is missing", fix="run `snakemake validation`")
         rows += list_validation_rows(matching[0], set_name)
     if figure.published:
-        found = list_published_rows(files.get("published", []), figure.families)
-        rows += keep_rivals(found) if figure.form == catalogue.ORDER else found
+        public = list_published_rows(files.get("published", []), figure.families)
+        rows += keep_rivals(public) if figure.form == catalogue.ORDER else public
     return rows
 
 
 def keep_rivals(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the cases whose training was measured under several plans; InputError where there is none."""
     plans = pd.DataFrame(rows).groupby(["panel", "workload", "device", "ranks"])["plan"]
-    found = [
+    rivals = [
         {**row, "label": row["workload"], "series": _describe_plan(row)}
         for row, count in zip(rows, plans.transform("nunique"), strict=True)
         if count > 1
     ]
-    if not found:
+    if not rivals:
         raise InputError("no public training was measured under several plans")
-    return found
+    return rivals
 
 
 def _describe_plan(row: Mapping[str, Any]) -> str:
@@ -467,13 +467,13 @@ _PICTURE_WIDTH_PX = 540
 
 def build_figures_page(files: Sequence[str | Path], page: str | Path) -> None:
     """Write the page from the files that ``build.make_figure`` writes."""
-    found = {Path(file).name: Path(file) for file in files}
+    files_of = {Path(file).name: Path(file) for file in files}
     names = [Path(file).stem for file in files if Path(file).suffix == ".parquet"]
     sections: list[Section] = []
     for name in names:
         figure = catalogue.find_figure(name)
-        address = os.path.relpath(found[f"{name}.svg"].parent, Path(page).parent)
-        rows = tables.read_table(found[f"{name}.parquet"], name, schema=SCHEMAS[figure.form])
+        address = os.path.relpath(files_of[f"{name}.svg"].parent, Path(page).parent)
+        rows = tables.read_table(files_of[f"{name}.parquet"], name, schema=SCHEMAS[figure.form])
         title = f"Figure {int(figure.name.removeprefix('fig'))}: {figure.title}"
         parts = _figure_parts(name, figure, rows, address)
         sections.append(Section(name, title, parts, folded=len(sections) >= _OPEN))

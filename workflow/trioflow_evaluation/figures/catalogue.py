@@ -36,12 +36,12 @@ def find_family(plan: Plan) -> str:
 
 def read_short_plan(text: str) -> tuple[str, int]:
     """Return kind (``hybrid`` for no single one) and micro-batches (0 without a pipeline) of a plan such as ``gpipe4-m1``."""
-    found = _SHORT.fullmatch(text)
-    if found is None:
+    match = _SHORT.fullmatch(text)
+    if match is None:
         return _HYBRID, 0
-    if found["chunks"]:
-        return PIPELINE, int(found["chunks"])
-    return _WORDS.get(found["name"], _HYBRID), 0
+    if match["chunks"]:
+        return PIPELINE, int(match["chunks"])
+    return _WORDS.get(match["name"], _HYBRID), 0
 
 
 def name_plan(plan: Plan) -> str:
@@ -86,7 +86,7 @@ def find_averages(row: Mapping[str, Any]) -> list[SimpleNamespace]:
     Chunks, GPU, ranks, and whether a trace was carried over, narrow the choice in this order, where
     any average agrees.
     """
-    found = [one for one in load_averages() if one.figure == row["figure"] and row["family"] in one.families]
+    averages = [one for one in load_averages() if one.figure == row["figure"] and row["family"] in one.families]
     # A trace without times belongs to no GPU: it is carried to any.
     carried = row["source_gpu"] != row["device"]
     for agrees in (
@@ -95,9 +95,9 @@ def find_averages(row: Mapping[str, Any]) -> list[SimpleNamespace]:
         lambda one: one.ranks == row["ranks"],
         lambda one: one.carried == carried,
     ):
-        narrowed = [one for one in found if agrees(one)]
-        found = narrowed or found
-    return found
+        narrowed = [one for one in averages if agrees(one)]
+        averages = narrowed or averages
+    return averages
 
 
 def describe_averages(row: Mapping[str, Any]) -> str:
@@ -188,19 +188,19 @@ def list_inputs(
 ) -> dict[str, list[str]]:
     """Return the files a figure (with ``PREFIX`` where public data belong to it) is built from, below results, by kind."""
     figure = find_figure(name)
-    found = {"errors": ["report/error.parquet"]} if figure.live else {}
+    inputs = {"errors": ["report/error.parquet"]} if figure.live else {}
     if figure.profiles:
-        found["profiles"] = [f"measurements/{one}/rank_timelines.parquet" for one in workloads]
-        found["timelines"] = [f"timelines/{one}/timeline.parquet" for one in experiments]
+        inputs["profiles"] = [f"measurements/{one}/rank_timelines.parquet" for one in workloads]
+        inputs["timelines"] = [f"timelines/{one}/timeline.parquet" for one in experiments]
     needed = find_descriptions(name, descriptions)
     if figure.form == SPEED:
-        found["times"] = ["figures/simulator_times.parquet"]
+        inputs["times"] = ["figures/simulator_times.parquet"]
     elif needed:
-        found["predictions"] = [f"figures/predictions/{one}.parquet" for one in needed]
+        inputs["predictions"] = [f"figures/predictions/{one}.parquet" for one in needed]
     if figure.study:
-        found["study"] = [f"studies/{figure.study}.parquet"]
+        inputs["study"] = [f"studies/{figure.study}.parquet"]
     if name.startswith(PREFIX):
-        found["validation"] = [f"validation/{one}.parquet" for one in figure.validation]
+        inputs["validation"] = [f"validation/{one}.parquet" for one in figure.validation]
         public = published_sets if figure.published else []
-        found["published"] = [f"published/{one}.parquet" for one in public]
-    return {kind: files for kind, files in found.items() if files}
+        inputs["published"] = [f"published/{one}.parquet" for one in public]
+    return {kind: files for kind, files in inputs.items() if files}

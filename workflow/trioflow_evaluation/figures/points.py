@@ -44,14 +44,14 @@ def read_live_errors(file: str | Path, plans: Sequence[Mapping[str, Any]], famil
         kind=[name_plan(known[name]) for name in errors["plan"]],
         micro_batches=[known[n].micro_batches if known[n].pipeline > 1 else 0 for n in errors["plan"]],
     )
-    found = errors[errors["family"].isin(families)].reset_index(drop=True)
-    if found.empty:
+    chosen = errors[errors["family"].isin(families)].reset_index(drop=True)
+    if chosen.empty:
         raise InputError(
             f"no measured experiment with a plan of the kind {' or '.join(families)}",
             file=file,
             fix="add one to the table of experiments",
         )
-    return found
+    return chosen
 
 
 def list_live_rows(
@@ -101,7 +101,7 @@ def use_busy_time(
     A profile slows a step, so its busy share is taken, times the measured median; the interval
     keeps its ratio. Raises InputError when a profile or a timeline is missing.
     """
-    found = []
+    busy = []
     for row in rows:
         profile = measured[measured["experiment"] == row["case"]]
         if profile.empty or row["case"] not in predicted:
@@ -110,7 +110,7 @@ def use_busy_time(
         timeline = predicted[row["case"]]
         share = count_busy_s(profile) / float(profile["end_s"].max())
         ratio = count_busy_s(timeline) / float(timeline["end_s"].max())
-        found.append(
+        busy.append(
             row
             | {
                 "quantity": "busy time",
@@ -118,7 +118,7 @@ def use_busy_time(
                 **{name: row[name] * ratio for name in ("predicted_s", "low_s", "high_s")},
             }
         )
-    return found
+    return busy
 
 
 _TRAINING = "train"
@@ -235,11 +235,11 @@ def list_predicted_rows(
     gpu and gpus in braces.
     """
     frames = [tables.read_table(file, "sweep_results") for file in files]
-    found = [row for frame in frames for row in records(frame)]
-    if not found:
+    listed = [row for frame in frames for row in records(frame)]
+    if not listed:
         names = ", ".join(str(file) for file in files) or "no file at all"
         raise InputError(f"no predicted scenario in {names}", fix="mend config/figures")
-    return [_describe_prediction(row, quantity, label, series) for row in found]
+    return [_describe_prediction(row, quantity, label, series) for row in listed]
 
 
 def _describe_prediction(row: dict[str, Any], quantity: str, label: str, series: str) -> dict[str, Any]:
@@ -307,11 +307,11 @@ def list_live_shares(errors: pd.DataFrame, profiles: pd.DataFrame) -> list[dict[
 def measure_rank_shares(profile: pd.DataFrame) -> dict[str, float]:
     """Return how the rank that computes most spends a profiled step."""
     end_s = float(profile["end_s"].max())
-    found = []
+    shares = []
     for _, tasks in profile.groupby("rank"):
         compute_s = count_busy_s(tasks[tasks["kind"] == COMPUTE])
-        found.append((compute_s, count_busy_s(tasks) - compute_s))
-    compute_s, exposed_s = max(found)
+        shares.append((compute_s, count_busy_s(tasks) - compute_s))
+    compute_s, exposed_s = max(shares)
     return _divide(compute_s, exposed_s, end_s)
 
 

@@ -116,10 +116,10 @@ def fit_attention(data_folder: str | Path) -> dict[str, AttentionTable]:
             fix=f"retrieve the datasets {', '.join(HALF_ATTENTION)} first",
         )
     several = {name for name, table in tables.items() if table["size"].nunique() > 1}
-    found = {name: _fit_attention_of(name, tables[name], None) for name in sorted(several)}
-    ratios = [table.coefficients[2] / table.coefficients[1] / _flop_a_clock(name) for name, table in found.items()]
+    fitted = {name: _fit_attention_of(name, tables[name], None) for name in sorted(several)}
+    ratios = [table.coefficients[2] / table.coefficients[1] / _flop_a_clock(name) for name, table in fitted.items()]
     ratio = float(np.mean(ratios)) if ratios else 0.0
-    return found | {
+    return fitted | {
         name: _fit_attention_of(name, tables[name], ratio * _flop_a_clock(name))
         for name in sorted(set(tables) - several)
     }
@@ -139,10 +139,10 @@ def _fit_attention_of(name: str, table: pd.DataFrame, ratio: float | None) -> At
     terms = attention_terms(batch * heads, sequence, sequence, size, heads, groups, share, sheet.sm_count)
     time_s = table["time_s"].to_numpy(np.float64)
     folds = table.groupby(["heads", "size"]).ngroup().to_numpy() % FOLDS
-    held = np.zeros(len(table))
+    held_out = np.zeros(len(table))
     for known, left in split_groups(folds):
-        held[left] = terms[left] @ _solve(terms[known], time_s[known], ratio)
-    low, high = np.quantile(np.log(time_s / held), COVERAGE)
+        held_out[left] = terms[left] @ _solve(terms[known], time_s[known], ratio)
+    low, high = np.quantile(np.log(time_s / held_out), COVERAGE)
     flop = 2 * batch * heads * sequence**2 * size
     return AttentionTable(
         tuple(float(value) for value in _solve(terms, time_s, ratio)),
@@ -152,7 +152,7 @@ def _fit_attention_of(name: str, table: pd.DataFrame, ratio: float | None) -> At
         max(rounded(high), 0.0),
         len(table),
         float(flop.max()),
-        float(np.abs(held / time_s - 1)[flop >= LARGE_FLOP].mean()),
+        float(np.abs(held_out / time_s - 1)[flop >= LARGE_FLOP].mean()),
         sheet.sm_count,
     )
 
@@ -168,8 +168,8 @@ def _solve(terms: Floats, time_s: Floats, ratio: float | None) -> Floats:
         solution, _ = solve_nonnegative(columns / scale * weights[:, None], time_s * weights)
         missed = np.sum(columns / scale * solution, axis=1) / time_s - 1
         weights = 1 / (time_s * np.sqrt(1 + (missed / OUTLIER) ** 2))
-    found = solution / scale
-    return found if ratio is None else np.insert(found, 2, ratio * found[1])
+    rates = solution / scale
+    return rates if ratio is None else np.insert(rates, 2, ratio * rates[1])
 
 
 def _read_attention(data_folder: Path) -> list[pd.DataFrame]:
@@ -188,8 +188,8 @@ def _read_attention(data_folder: Path) -> list[pd.DataFrame]:
             "head_dim": "size",
         }
         rows = table[wanted].rename(columns=names)
-        found = rows.groupby(list(names.values()), sort=True)["latency"].median().reset_index()
-        frames.append(found.assign(time_s=found["latency"] * 1e-3, device=device))
+        medians = rows.groupby(list(names.values()), sort=True)["latency"].median().reset_index()
+        frames.append(medians.assign(time_s=medians["latency"] * 1e-3, device=device))
     return frames
 
 
@@ -218,18 +218,18 @@ def fit_tensor_products(data_folder: str | Path) -> dict[str, ProductTable]:
     weight shapes (n, k), and choose padding and overlap inside. A gradient's products are products
     of their own sizes at the forward's rate: no table holds them.
     """
-    found = {}
+    fitted = {}
     for frame in read_tensor_products(Path(data_folder), HALF_PRODUCTS):
         device = str(frame["device"].iloc[0])
         rows = _thin_out(frame[frame["product_m"] >= _LEAST_ROWS].reset_index(drop=True))
-        found[device] = _fit_products_of(rows, load_device(device).sm_count)
-    if not found:
+        fitted[device] = _fit_products_of(rows, load_device(device).sm_count)
+    if not fitted:
         raise InputError(
             "no table of single products",
             file=data_folder,
             fix=f"retrieve the datasets {', '.join(HALF_PRODUCTS)} first",
         )
-    return found
+    return fitted
 
 
 def fit_scaled_products(
@@ -240,7 +240,7 @@ def fit_scaled_products(
     The calls measured first cast their left factor from bf16 by a scale known beforehand: that is
     found beside the curve, and taken off. A launch takes what it takes in half precision.
     """
-    found: dict[str, dict[str, ProductTable]] = {}
+    fitted: dict[str, dict[str, ProductTable]] = {}
     for name, kind in SCALED.items():
         for frame in read_tensor_products(Path(data_folder), HALF_PRODUCTS, kind):
             sheet = load_device(str(frame["device"].iloc[0]))
@@ -251,8 +251,8 @@ def fit_scaled_products(
             launch_s, *rest = table.curve.coefficients
             launch_s = min(launch_s, halves[sheet.name].curve.coefficients[0])
             alone = structs.replace(table, curve=Curve(FORM, (launch_s, *rest)))
-            found.setdefault(name, {})[sheet.name] = alone
-    return found
+            fitted.setdefault(name, {})[sheet.name] = alone
+    return fitted
 
 
 def _thin_out(rows: pd.DataFrame) -> pd.DataFrame:
@@ -273,13 +273,13 @@ def _fit_products_of(rows: pd.DataFrame, sm_count: int, casts_on: DeviceSheet | 
         start_s = _CAST_BYTES / casts_on.memory_bandwidth_bytes_per_s
     shapes = rows.groupby(["product_n", "product_k"]).ngroup()
     folds = shapes.to_numpy() % FOLDS
-    held = np.zeros(len(rows))
+    held_out = np.zeros(len(rows))
     for known, left in split_groups(folds):
         given = work[known], time_s[known], cast[known], least_s[known]
         curve, cast_s = _fit_calls(*given, sm_count, start_s)
-        held[left] = curve.predict(work[left]) + cast_s * cast[left]
-    low, high = np.quantile(np.log(time_s / held), COVERAGE)
-    missed = np.abs(held / time_s - 1)
+        held_out[left] = curve.predict(work[left]) + cast_s * cast[left]
+    low, high = np.quantile(np.log(time_s / held_out), COVERAGE)
+    missed = np.abs(held_out / time_s - 1)
     large = flop >= LARGE_FLOP
     curve, cast_s = _fit_calls(work, time_s, cast, least_s, sm_count, start_s)
     return ProductTable(
@@ -290,7 +290,7 @@ def _fit_products_of(rows: pd.DataFrame, sm_count: int, casts_on: DeviceSheet | 
         float(flop.max()),
         float(missed.mean()),
         float(missed[large].mean()),
-        float(held.sum() / time_s.sum() - 1),
+        float(held_out.sum() / time_s.sum() - 1),
         rounded(cast_s),
     )
 
@@ -318,17 +318,17 @@ def judge_experts(
 
     ``predict``: by sheet: times [s] of products, columns ``FEATURES`` and ``PRODUCTS``.
     """
-    found = {}
+    judged = {}
     for table in _read_experts(Path(data_folder)):
         name = str(table["device"].iloc[0])
         if name not in predict:
             continue
         ratio = table["time_s"].to_numpy(np.float64) / _price_layers(table, predict[name], name)
         low, high = np.quantile(np.log(ratio), COVERAGE)
-        found[name] = ExpertBand(
+        judged[name] = ExpertBand(
             min(rounded(low), 0.0), max(rounded(high), 0.0), rounded(float(np.median(ratio))), len(table)
         )
-    return found
+    return judged
 
 
 def _read_experts(data_folder: Path) -> list[pd.DataFrame]:
@@ -341,7 +341,7 @@ def _read_experts(data_folder: Path) -> list[pd.DataFrame]:
         routing = next(one for one in _ROUTINGS if (table["distribution"] == one).any())
         wanted = (table["moe_dtype"] == "bfloat16") & (table["moe_ep_size"] == 1)
         chosen = table[wanted & (table["distribution"] == routing)].reset_index(drop=True)
-        found = pd.DataFrame(
+        products = pd.DataFrame(
             {
                 "tokens": chosen["num_tokens"],
                 "chosen": chosen["topk"],
@@ -351,8 +351,8 @@ def _read_experts(data_folder: Path) -> list[pd.DataFrame]:
                 "time_s": chosen["latency"] * 1e-3,
             }
         )
-        found["rows"] = found["tokens"] * found["chosen"] / found["experts"]
-        frames.append(found[found["rows"] >= _LEAST_ROWS].assign(device=device))
+        products["rows"] = products["tokens"] * products["chosen"] / products["experts"]
+        frames.append(products[products["rows"] >= _LEAST_ROWS].assign(device=device))
     return frames
 
 

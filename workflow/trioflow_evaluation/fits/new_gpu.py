@@ -102,10 +102,15 @@ def read_rows(data_folder: str | Path, cases: list[ModelTable]) -> pd.DataFrame:
     """
     frames = [_case_rows(case) for case in cases]
     for name in list_devices():
-        for found in _benchmark_tables(data_folder, load_device(name).driver_name):
+        for benchmarks in _benchmark_tables(data_folder, load_device(name).driver_name):
             frames.append(
                 _collapse(
-                    size_rows(found), device=name, workload=BENCHMARKS, case=BENCHMARKS, precision="fp32", floor_s=0.0
+                    size_rows(benchmarks),
+                    device=name,
+                    workload=BENCHMARKS,
+                    case=BENCHMARKS,
+                    precision="fp32",
+                    floor_s=0.0,
                 )
             )
     products = read_tensor_products(Path(data_folder))
@@ -148,7 +153,7 @@ def pair_gpus(rows: pd.DataFrame, most: int = MOST_ROWS) -> pd.DataFrame:
     chips = {name: load_device(name).chip for name in sorted(set(rows["device"]))}
     keyed = rows.assign(key=rows.groupby(["workload", "case", "precision", *ROW]).ngroup())
     by_device = {str(name): group.set_index("key") for name, group in keyed.groupby("device")}
-    found = []
+    pairs = []
     for source, target in itertools.permutations(sorted(by_device), 2):
         common = by_device[source].index.intersection(by_device[target].index)
         if chips[source] == chips[target] or not len(common):
@@ -164,10 +169,10 @@ def pair_gpus(rows: pd.DataFrame, most: int = MOST_ROWS) -> pd.DataFrame:
                 target_chip=chips[target],
             )
         )
-        found += [_thin(one, most) for _, one in joined.groupby(["workload", "operator_class"])]
-    if not found:
+        pairs += [_thin(one, most) for _, one in joined.groupby(["workload", "operator_class"])]
+    if not pairs:
         raise InputError("no operator was measured on two GPUs", fix="retrieve more of the data")
-    return pd.concat(found, ignore_index=True)
+    return pd.concat(pairs, ignore_index=True)
 
 
 def _thin(group: pd.DataFrame, most: int) -> pd.DataFrame:
@@ -246,7 +251,7 @@ def _resize_steps(data_folder: str | Path, pairs: pd.DataFrame, fits: Fits) -> p
             rule = NewGpuModel(fit_exponents(kept, fits), {}, {})
             derived = derive_operator_model(models[name, workload], target, precision=FALLBACK_PRECISION, model=rule)
             factor = after.facts.batch / before.facts.batch
-            found = derived.rescale(before.operators, resize_batch(before.operators, factor))
+            rescaled = derived.rescale(before.operators, resize_batch(before.operators, factor))
             rows.append(
                 {
                     "device": device.name,
@@ -256,7 +261,7 @@ def _resize_steps(data_folder: str | Path, pairs: pd.DataFrame, fits: Fits) -> p
                     "mode": before.facts.mode,
                     "case": f"{workload} {before.facts.mode} {before.facts.batch} -> {after.facts.batch}",
                     "recorded_s": float(before.operators["device_ns"].sum()) * 1e-9,
-                    "held_out_s": float(found["time_s"].sum()),
+                    "held_out_s": float(rescaled["time_s"].sum()),
                     "time_s": float(after.operators["device_ns"].sum()) * 1e-9,
                 }
             )
@@ -364,7 +369,7 @@ def _fit_one(group: pd.DataFrame) -> Exponents:
         error = np.log((floor + net * new / old) / measured)
         return np.concatenate([weights * error, _PRIOR_WEIGHT * (values - START[free])])
 
-    found = least_squares(
+    solution = least_squares(
         residuals,
         START[free],
         bounds=(_LOWEST[free], _HIGHEST[free]),
@@ -375,7 +380,7 @@ def _fit_one(group: pd.DataFrame) -> Exponents:
         xtol=_TOLERANCE,
         gtol=_TOLERANCE,
     )
-    exponents = _exponents(found.x, free)
+    exponents = _exponents(solution.x, free)
     rooflines = [expected_s(flop, data, rates, exponents)[0] for rates in (before, after)]
     power, saturation, short_s, shape = (
         rounded(getattr(exponents, name), DIGITS) for name in ("power", "saturation", "short_s", "shape")
@@ -478,27 +483,27 @@ def describe_facts(pairs: pd.DataFrame) -> dict[str, Any]:
 
 
 def summarise_residuals(
-    held: Mapping[str, pd.DataFrame],
+    held_out: Mapping[str, pd.DataFrame],
 ) -> tuple[dict[str, dict[str, NewGpuBand]], dict[str, NewGpuBand]]:
     """Return the bands of single operators and of sums, by rule, from pairs with ``held_out_s``."""
-    bands = {rule: _operator_bands(frame) for rule, frame in held.items()}
-    return bands, {rule: _step_band(frame) for rule, frame in held.items()}
+    bands = {rule: _operator_bands(frame) for rule, frame in held_out.items()}
+    return bands, {rule: _step_band(frame) for rule, frame in held_out.items()}
 
 
 def _operator_bands(frame: pd.DataFrame) -> dict[str, NewGpuBand]:
     """Return quantiles for every class with enough residuals, and for all."""
     logs = np.log(frame["target_s"].to_numpy(np.float64) / frame["held_out_s"].to_numpy(np.float64))
     relative = np.abs(np.expm1(-logs))
-    found = {}
+    bands = {}
     groups = {ANY: np.arange(len(frame)), **frame.groupby("key", sort=True).indices}
     for key, at in groups.items():
         if len(at) >= MIN_RESIDUALS:
             low, high = np.quantile(logs[at], COVERAGE)
             error = rounded(float(np.mean(relative[at])), DIGITS)
-            found[str(key)] = NewGpuBand(
+            bands[str(key)] = NewGpuBand(
                 min(rounded(low, DIGITS), 0.0), max(rounded(high, DIGITS), 0.0), len(at), error
             )
-    return found
+    return bands
 
 
 def _step_band(frame: pd.DataFrame) -> NewGpuBand:

@@ -66,8 +66,8 @@ def benchmark_files(data_folder: str | Path, part: str, device: str) -> list[Pat
         if part == TEST
         else [folder / TRAIN / "collect" / name / "p2.1.0" / f"{device}.csv" for name in _TRAINED]
     )
-    held = set(load_catalogue().held_files(data_folder, SINGLE_OPERATORS))
-    return [file for file in files if file in held]
+    on_disk = set(load_catalogue().held_files(data_folder, SINGLE_OPERATORS))
+    return [file for file in files if file in on_disk]
 
 
 def load_benchmarks(data_folder: str | Path, device: str, parts: tuple[str, ...] = (TRAIN, TEST)) -> pd.DataFrame:
@@ -230,10 +230,10 @@ def load_published(data_folder: str | Path, devices: Sequence[str] | None = None
             traces.setdefault(device, []).append(_neusight(path, device))
     if devices is None or _TRIOSIM_GPU in devices:
         traces.setdefault(_TRIOSIM_GPU, []).extend(_load_triosim(folder))
-    found = {device: each for device, each in sorted(traces.items()) if each}
-    if not found:
+    by_device = {device: each for device, each in sorted(traces.items()) if each}
+    if not by_device:
         raise InputError("no published operator measurements here", file=folder, fix="run `snakemake data`")
-    return [PublishedDevice(device, tuple(each), DeviceLimits.of(device), folder) for device, each in found.items()]
+    return [PublishedDevice(device, tuple(each), DeviceLimits.of(device), folder) for device, each in by_device.items()]
 
 
 def pair_batches(traces: Iterable[Trace]) -> Iterator[tuple[Trace, Trace]]:
@@ -258,21 +258,21 @@ def _load_triosim(data_folder: str | Path) -> list[Trace]:
     """Read TrioSim's published traces: its CSV pairs and the raw profile, where they are present."""
     from trioflow.trace.importers.detect import import_row  # every reader, which predictions need not
 
-    held = load_catalogue().held_files(data_folder, STEP_TRACES)
-    said = {"batch": "-", "precision": "tf32", "optimizer": "adam"}
-    found = []
-    for path in (file for file in held if file.name == "trace.csv"):
-        row = {**said, "trace": path.parent.name, "format": "triosim", "gpu": _TRIOSIM_GPU}
+    on_disk = load_catalogue().held_files(data_folder, STEP_TRACES)
+    given = {"batch": "-", "precision": "tf32", "optimizer": "adam"}
+    loaded = []
+    for path in (file for file in on_disk if file.name == "trace.csv"):
+        row = {**given, "trace": path.parent.name, "format": "triosim", "gpu": _TRIOSIM_GPU}
         files = [path, path.with_name("tensor.csv")]
-        found.append((row, files))
-    for path in held:
+        loaded.append((row, files))
+    for path in on_disk:
         name = _RAW_NAME.fullmatch(path.stem)
         graph = path.parents[1] / "graph" / path.name.replace("profiler_", "graph_")
-        if name and graph in held:
-            row = {**said, "trace": name["model"], "format": "kineto", "gpu": "-", "optimizer": "-"}
-            found.append((row | {"precision": "-"}, [path, graph]))
+        if name and graph in on_disk:
+            row = {**given, "trace": name["model"], "format": "kineto", "gpu": "-", "optimizer": "-"}
+            loaded.append((row | {"precision": "-"}, [path, graph]))
     traces = []
-    for row, files in found:
+    for row, files in loaded:
         trace = import_row(files, row)
         trace.facts = replace(trace.facts, source_files=files)
         traces.append(trace)

@@ -66,17 +66,17 @@ def coalesce(tensors: _Sized, limit: int = BUFFER_BYTES, *, sums: bool = False) 
 
     A broadcast's closes at ``limit``, a sum's before a tensor would bring it above.
     """
-    held: dict[int, int] = {}
+    waiting: dict[int, int] = {}
     closed = []
     for size, width in tensors:
-        full = sums and 0 < held.get(width, 0) > limit - size
+        full = sums and 0 < waiting.get(width, 0) > limit - size
         if full:
-            closed.append(held[width])
-        held[width] = size if full else held.get(width, 0) + size
-        if not sums and held[width] >= limit:
-            closed.append(held[width])
-            held[width] = 0
-    return [*closed, *(size for size in held.values() if size)]
+            closed.append(waiting[width])
+        waiting[width] = size if full else waiting.get(width, 0) + size
+        if not sums and waiting[width] >= limit:
+            closed.append(waiting[width])
+            waiting[width] = 0
+    return [*closed, *(size for size in waiting.values() if size)]
 
 
 def list_inputs(trace: Trace, operators: Sequence[int]) -> dict[int, tuple[int, int]]:
@@ -87,14 +87,14 @@ def list_inputs(trace: Trace, operators: Sequence[int]) -> dict[int, tuple[int, 
     batch, tensors = trace.facts.batch, trace.tensors
     columns = (tensors[name].tolist() for name in ("storage_id", "category", "shape", "elem_bytes"))
     storage, category, shape, elem = columns
-    found: dict[int, tuple[int, int]] = {}
+    inputs: dict[int, tuple[int, int]] = {}
     for ids in trace.operators["input_ids"].iloc[list(operators)]:
         for index in ids:
             if category[index] == "input" and list(shape[index][:1]) == [batch]:
                 width = int(elem[index])
                 size = prod(shape[index]) * width
-                found[storage[index]] = max((size, width), found.get(storage[index], (0, width)))
-    return found
+                inputs[storage[index]] = max((size, width), inputs.get(storage[index], (0, width)))
+    return inputs
 
 
 def cut_row(operators: Columns, row: Mapping[str, Any], part: float, shares: Mapping[str, float]) -> None:
@@ -150,14 +150,14 @@ def find_gathered_layers(trace: ModelGraph) -> list[_GatheredLayer]:
         if row.op_id not in loss and class_of_name(row.name) in _LAYERS and (place := row.matrix) is not None
     ]
     looked_up = {row.reads[place] for row, place in rows if row.looks_up}
-    found = []
+    layers = []
     for row, place in rows:
         if not row.output_ids:
             continue
         weight = row.reads[place]
         split, channels = _choose_split(row, place, weight in looked_up)
         parameters = {trace.storage[i] for i in row.weights} if split == OUTPUT else {weight}
-        found.append(
+        layers.append(
             _GatheredLayer(
                 row.op_id,
                 row.module,
@@ -171,7 +171,7 @@ def find_gathered_layers(trace: ModelGraph) -> list[_GatheredLayer]:
                 float(work[row.op_id, 0] / row.write_bytes) if row.write_bytes else 1.0,
             )
         )
-    return found
+    return layers
 
 
 def _choose_split(row: Operator, place: int, looked_up: bool) -> tuple[str, int]:
@@ -455,13 +455,13 @@ def _find_outputs(trace: ModelGraph, loss: frozenset[int]) -> dict[int, int]:
             if trace.category[index] in ("activation", "output"):
                 made[storage] = max(trace.size[index], made.get(storage, 0))
     read = {storage for op in loss for storage in trace.rows[op].reads}
-    found = {key: held for key, held in made.items() if key in read}
-    if not found:
+    outputs = {key: size_bytes for key, size_bytes in made.items() if key in read}
+    if not outputs:
         raise PlanError(
             "the trace shows no output of the model that its loss reads, so none can be gathered",
             fix="use ddp, or capture the step with its tensors",
         )
-    return found
+    return outputs
 
 
 class ReplicaRank(_ProcessRank):

@@ -97,11 +97,11 @@ def load_published_rows(path: str | Path) -> dict[str, PublishedRow]:
 
 def rows_of_set(rows: dict[str, PublishedRow], name: str, path: str | Path) -> list[PublishedRow]:
     """Return the rows of one set, in the table's order; TableError where there is no such set."""
-    found = [row for row in rows.values() if row.set == name]
-    if not found:
+    chosen = [row for row in rows.values() if row.set == name]
+    if not chosen:
         known = list(dict.fromkeys(row.set for row in rows.values()))
         raise TableError(f"no row of the set {name!r}", file=path, fix=suggest_name(name, known))
-    return found
+    return chosen
 
 
 SOURCE = "the project, set before the first case was judged"

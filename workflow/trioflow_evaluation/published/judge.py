@@ -244,8 +244,8 @@ class PublishedSource:
 
     def traces_of(self, row: PublishedRow, names: tuple[str, ...] | None = None) -> list[Trace]:
         """Return a row's traces under one workload's name."""
-        found = [self.read_trace(name) for name in names or row.traces]
-        return [Trace(t.operators, t.tensors, replace(t.facts, workload=row.workload, tail_s=0.0)) for t in found]
+        traces = [self.read_trace(name) for name in names or row.traces]
+        return [Trace(t.operators, t.tensors, replace(t.facts, workload=row.workload, tail_s=0.0)) for t in traces]
 
     def published_device(self, name: str) -> PublishedDevice:
         """Return everything public that was measured on a GPU."""
@@ -303,8 +303,8 @@ class UpkeepModel:
 
     def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
         """Predict upkeep from its sizes, and change it."""
-        found = self.base.predict(operators)
-        return found.assign(**{c: self.factor * found[c] for c in ("time_s", "low_s", "high_s")})
+        times = self.base.predict(operators)
+        return times.assign(**{c: self.factor * times[c] for c in ("time_s", "low_s", "high_s")})
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the base's."""
@@ -405,14 +405,14 @@ class PreparedCase:
         return LARGE_BYTES / estimate.time_s
 
     def _collectives(self, chosen: Settings) -> Any:
-        found = self.collectives
-        if found is None:
+        collectives = self.collectives
+        if collectives is None:
             return None
-        if chosen.method and isinstance(found, PlatformCollectives):
-            found = with_baselines(found).using(chosen.method)
+        if chosen.method and isinstance(collectives, PlatformCollectives):
+            collectives = with_baselines(collectives).using(chosen.method)
         if (chosen.bandwidth, chosen.latency) == (1.0, 1.0):
-            return found
-        return ScaledCollectives(found, chosen.bandwidth, chosen.latency)
+            return collectives
+        return ScaledCollectives(collectives, chosen.bandwidth, chosen.latency)
 
 
 def prepare_case(
@@ -471,13 +471,13 @@ def judge_anchored_steps(data_folder: str | Path) -> pd.DataFrame:
                     "source_batch": one.facts.batch,
                     "target_batch": other.facts.batch,
                     "measured_s": judged["measured_s"],
-                    **{f"{way}_s": judged[way] for way in ANCHOR_WAYS},
+                    **{f"{anchor}_s": judged[anchor] for anchor in ANCHOR_WAYS},
                 }
             )
     return pd.DataFrame(rows, columns=ANCHORS.names)
 
 
-def find_step_band(anchors: pd.DataFrame, workload: str, way: str = TIMER) -> tuple[float, float]:
+def find_step_band(anchors: pd.DataFrame, workload: str, anchor: str = TIMER) -> tuple[float, float]:
     """Return the 80 % interval of a whole step predicted from its operators, relative to the prediction.
 
     The errors' quantiles on either side of 1, ``workload`` left out; 1 and 1 where fewer than
@@ -486,7 +486,7 @@ def find_step_band(anchors: pd.DataFrame, workload: str, way: str = TIMER) -> tu
     others = anchors[anchors["workload"] != workload]
     if len(others) < FEWEST:
         return (1.0, 1.0)
-    ratio = np.log(others["measured_s"] / others[f"{way}_s"])
+    ratio = np.log(others["measured_s"] / others[f"{anchor}_s"])
     low, high = np.quantile(ratio, [MISSED / 2, 1 - MISSED / 2])
     return float(np.exp(min(low, 0.0))), float(np.exp(max(high, 0.0)))
 
@@ -504,21 +504,21 @@ def list_residuals(anchors: pd.DataFrame, cases: pd.DataFrame) -> list[StepResid
     traced GPU show what ranks add, to one GPU's step where that was measured; those without a
     traced GPU (vTrain's) leave none.
     """
-    found = []
+    residuals = []
     for row in anchors.to_dict("records"):
         name = f"{row['device']}, {row['mode']}, {row['source_batch']} to {row['target_batch']}"
-        for way, anchor in ((BATCH, TIMER), (ALONE, UNANCHORED)):
+        for group, anchor in ((BATCH, TIMER), (ALONE, UNANCHORED)):
             error = row[f"{anchor}_s"] / row["measured_s"] - 1
             workload = spell_workload(row["workload"])
-            found.append(StepResidual(way, "cuda", workload, name, 1, error))
+            residuals.append(StepResidual(group, "cuda", workload, name, 1, error))
     scaled = list_scaling(cases)
     errors = dict(zip(scaled["case"], 1 / (1 + scaled["error"]) - 1, strict=True))
     for row in cases[(cases["ranks"] > 1) & (cases["source_gpu"] != "")].to_dict("records"):
         error = errors.get(row["case"], row["predicted_s"] / row["measured_s"] - 1)
-        way = way_of_plan(row["plan"])
+        group = way_of_plan(row["plan"])
         workload = spell_workload(row["workload"])
-        found.append(StepResidual(way, "cuda", workload, row["case"], int(row["ranks"]), error))
-    return found
+        residuals.append(StepResidual(group, "cuda", workload, row["case"], int(row["ranks"]), error))
+    return residuals
 
 
 def way_of_plan(name: str) -> str:
@@ -537,8 +537,8 @@ def prepare_set(
     for row in rows:
         trace = source.read_trace(row.traces[0])
         # Without a step of its own, a trace's operators are all that is known of the step.
-        way = TIMER if trace.facts.measured_end_to_end_s is not None else UNANCHORED
-        band = find_step_band(anchors, published_name(trace), way)
+        anchor = TIMER if trace.facts.measured_end_to_end_s is not None else UNANCHORED
+        band = find_step_band(anchors, published_name(trace), anchor)
         cases.append(prepare_case(row, source, band=band))
     return source, cases
 
@@ -701,7 +701,7 @@ def explain_growth(cases: Sequence[PreparedCase]) -> pd.DataFrame:
             continue
         for key, times in _measure_growth(case).iterrows():
             head = (case.row.set, case.row.case, GROWTH, str(key))
-            rows += [(*head, way, float(times[way])) for way in (PROPORTIONAL, RESCALED)]
+            rows += [(*head, method, float(times[method])) for method in (PROPORTIONAL, RESCALED)]
     return pd.DataFrame(rows, columns=CAUSES.names)
 
 
@@ -709,8 +709,8 @@ def _measure_growth(case: PreparedCase) -> pd.DataFrame:
     """Return the times of every phase and class on rank 0, by ``PROPORTIONAL`` and ``RESCALED`` [s]."""
     operators = case.reference.operators
     tasks = case.task_graph.tasks
-    mine = tasks[(tasks["rank"] == 0) & tasks["op_id"].notna()]
-    times_s = mine.groupby(mine["op_id"].astype(np.int64))["duration_s"].sum()
+    of_rank = tasks[(tasks["rank"] == 0) & tasks["op_id"].notna()]
+    times_s = of_rank.groupby(of_rank["op_id"].astype(np.int64))["duration_s"].sum()
     recorded_s = operators["device_ns"].to_numpy(np.float64) * 1e-9
     factor = case.rank_batch / case.reference.facts.batch
     names = [
@@ -724,16 +724,16 @@ def _measure_growth(case: PreparedCase) -> pd.DataFrame:
             RESCALED: times_s.reindex(range(len(operators))).fillna(0.0).to_numpy(),
         }
     )
-    found = frame.groupby("class")[[PROPORTIONAL, RESCALED]].sum()
-    return found.sort_values(PROPORTIONAL, ascending=False, kind="stable")
+    sums = frame.groupby("class")[[PROPORTIONAL, RESCALED]].sum()
+    return sums.sort_values(PROPORTIONAL, ascending=False, kind="stable")
 
 
 def judge_anchors(source: Trace, target: Trace, model: OperatorModel, resized: pd.DataFrame) -> dict[str, Any]:
     """Return ``measured_s`` of a target's step and what each of ``ANCHOR_WAYS`` predicts from another batch's operators."""
     answers: dict[str, Any] = {"measured_s": float(target.facts.measured_end_to_end_s or 0.0)}
-    for way in ANCHOR_WAYS:
-        anchored = AnchoredModel(model, anchor_step(source, way)).rescale(source.operators, resized)
-        answers[way] = float(anchored["time_s"].sum())
+    for option in ANCHOR_WAYS:
+        anchored = AnchoredModel(model, anchor_step(source, option)).rescale(source.operators, resized)
+        answers[option] = float(anchored["time_s"].sum())
     return answers
 
 

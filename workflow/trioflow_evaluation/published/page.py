@@ -111,13 +111,13 @@ def read_aim(scores: pd.DataFrame, name: str) -> Reached:
 
 def render_cases(cases: pd.DataFrame, name: str) -> str:
     """Return the cases of a set; of many those with the largest errors, and where all are."""
-    mine = cases[cases["set"] == name]
-    shown, note = mine, ""
-    if len(mine) > MOST_NAMED:
-        errors = (mine["predicted_s"] / mine["measured_s"] - 1.0).abs()
-        shown = mine.loc[errors.sort_values(ascending=False, kind="stable").index[:MOST_NAMED]]
+    of_set = cases[cases["set"] == name]
+    shown, note = of_set, ""
+    if len(of_set) > MOST_NAMED:
+        errors = (of_set["predicted_s"] / of_set["measured_s"] - 1.0).abs()
+        shown = of_set.loc[errors.sort_values(ascending=False, kind="stable").index[:MOST_NAMED]]
         note = render_paragraph(
-            f"The {MOST_NAMED} cases with the largest errors; all {len(mine)} lie in published/{name}.parquet "
+            f"The {MOST_NAMED} cases with the largest errors; all {len(of_set)} lie in published/{name}.parquet "
             "beside the report's folder."
         )
 
@@ -126,8 +126,8 @@ def render_cases(cases: pd.DataFrame, name: str) -> str:
 
     def inside(row: Any) -> str:
         known = pd.notna(row["low_s"]) and pd.notna(row["high_s"])
-        held = row["low_s"] <= row["measured_s"] <= row["high_s"]
-        return ("yes" if held else "no") if known else NOTHING
+        is_inside = row["low_s"] <= row["measured_s"] <= row["high_s"]
+        return ("yes" if is_inside else "no") if known else NOTHING
 
     def predicted(row: Any) -> Cell:
         ends = "" if inside(row) == NOTHING else write_range(row["low_s"], row["high_s"])
@@ -149,25 +149,25 @@ def render_cases(cases: pd.DataFrame, name: str) -> str:
         *(
             numbers(model, "error", "the same error of others", "signed", error(column))
             for model, column in MODELS.items()
-            if model != OURS and mine[column].notna().any()
+            if model != OURS and of_set[column].notna().any()
         ),
         words("confidence", "", "what the prediction rests on", "confidence"),
     ]
     where = render_paragraph(
-        f"Measured on {join_words(mine['platform'].unique())}; times of the traces from "
-        f"{join_words(gpu or 'nowhere' for gpu in mine['source_gpu'].unique())}."
+        f"Measured on {join_words(of_set['platform'].unique())}; times of the traces from "
+        f"{join_words(gpu or 'nowhere' for gpu in of_set['source_gpu'].unique())}."
     )
-    return where + note + render_records(shown, fields, f"Cases of the set {name}") + _render_sources(mine)
+    return where + note + render_records(shown, fields, f"Cases of the set {name}") + _render_sources(of_set)
 
 
-def _render_sources(mine: pd.DataFrame) -> str:
+def _render_sources(of_set: pd.DataFrame) -> str:
     """Return, folded, what was learned from what, what else changes, and where the value stands."""
 
     def cases(names: list[str]) -> str:
         return ", ".join(names) if len(names) <= 8 else f"{len(names)} cases, {names[0]} first"
 
     title = "What was learned from what, and what else changes"
-    groups = [(*key, group["case"].tolist()) for key, group in mine.groupby(["learned_from", "changes"], sort=False)]
+    groups = [(*key, group["case"].tolist()) for key, group in of_set.groupby(["learned_from", "changes"], sort=False)]
     fields = [
         words("learned from", "", "what was fitted on what, never the evaluated row", lambda row: row[0]),
         words("what else changes", "", "between trace and measurement", lambda row: row[1] or NOTHING),
@@ -175,7 +175,7 @@ def _render_sources(mine: pd.DataFrame) -> str:
     ]
     sources = [
         f"{source}: {', '.join(group['case'].head(8))}{' and others' if len(group) > 8 else ''}"
-        for source, group in mine.groupby("source", sort=False)
+        for source, group in of_set.groupby("source", sort=False)
     ]
     return render_details(title, render_records(groups, fields, title)) + render_details(
         "Where the measured values stand", render_list(sources)
@@ -199,13 +199,13 @@ def render_scaling(cases: pd.DataFrame, name: str) -> str:
 
 def render_causes(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> str:
     """Return each case's parts, and its error with measured compute in place of predicted."""
-    mine = causes[causes["set"] == name]
-    if mine.empty:
+    of_set = causes[causes["set"] == name]
+    if of_set.empty:
         return ""
-    parts = mine[mine["role"] == PART].pivot_table(
+    parts = of_set[of_set["role"] == PART].pivot_table(
         index="case", columns="parameter", values="time_s", sort=False, aggfunc="first"
     )
-    oracle_s = mine[mine["role"] == REPLACED].set_index("case")["time_s"].to_dict()
+    oracle_s = of_set[of_set["role"] == REPLACED].set_index("case")["time_s"].to_dict()
 
     def part(name: str) -> Field:
         detail = "not hidden" if "hides" in name else "of the step"
@@ -222,7 +222,7 @@ def render_causes(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> str:
 
     fields = [
         words("case", "", "", "case"),
-        *map(part, dict.fromkeys(mine.loc[mine["role"] == PART, "parameter"])),
+        *map(part, dict.fromkeys(of_set.loc[of_set["role"] == PART, "parameter"])),
         numbers(
             "error",
             "",
@@ -282,7 +282,7 @@ def render_anchors(anchors: pd.DataFrame) -> str:
     if anchors.empty:
         return ""
     errors = pd.DataFrame(
-        {way: (anchors[f"{way}_s"] / anchors["measured_s"] - 1.0).abs() for way in ANCHOR_WAYS}
+        {anchor: (anchors[f"{anchor}_s"] / anchors["measured_s"] - 1.0).abs() for anchor in ANCHOR_WAYS}
     ).assign(device=anchors["device"])
     names = {
         "timer": "less the timer, at most its floor an operator; then one factor",
@@ -296,7 +296,10 @@ def render_anchors(anchors: pd.DataFrame) -> str:
     fields = [
         words("GPU", "", "", "device"),
         numbers("steps", "", "ordered pairs of batches", "count", "steps"),
-        *(numbers(names[way], "mean absolute", "error of the whole step", "percent", way) for way in ANCHOR_WAYS),
+        *(
+            numbers(names[anchor], "mean absolute", "error of the whole step", "percent", anchor)
+            for anchor in ANCHOR_WAYS
+        ),
     ]
     best = min(ANCHOR_WAYS, key=means[-1].__getitem__)
     note = (
@@ -324,10 +327,10 @@ def sum_growth(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> pd.DataF
     Cases at a recorded batch are left out; ``inside``: whether the interval holds the measured
     step.
     """
-    mine = causes[(causes["set"] == name) & (causes["role"] == GROWTH)]
+    of_set = causes[(causes["set"] == name) & (causes["role"] == GROWTH)]
     rows: dict[str, dict[str, Any]] = {}
     for case in cases[cases["set"] == name].to_dict("records"):
-        sums = mine[mine["case"] == case["case"]].groupby("setting")["time_s"].sum()
+        sums = of_set[of_set["case"] == case["case"]].groupby("setting")["time_s"].sum()
         if sums.empty:
             continue
         measured, predicted = float(case["measured_s"]), float(case["predicted_s"])
@@ -364,12 +367,12 @@ def render_growth(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> str:
 def _describe_growth(parts: pd.DataFrame) -> str:
     """Say what the parts come to, and what of them the interval knows."""
     mean = parts[["growth", "plan", "rest", "error"]].mean()
-    held = int(parts["inside"].sum())
+    inside = int(parts["inside"].sum())
     return (
         f"No step of the measured batch was traced. Mean over the {len(parts)} cases: growth of the operators with the batch "
         f"{write_signed_percent(mean['growth'])}, the plan {write_signed_percent(mean['plan'])}, the rest "
         f"{write_signed_percent(mean['rest'])}; together {write_signed_percent(mean['error'])}. The 80 % interval holds "
-        f"{held} of {len(parts)} ({write_percent(held / len(parts), 0)}): it is as wide as the models of the operators and of the "
+        f"{inside} of {len(parts)} ({write_percent(inside / len(parts), 0)}): it is as wide as the models of the operators and of the "
         "collectives missed on workloads left out of their fits. It knows of no rest, for no fit has seen this software, and of growth only what "
         "other workloads showed. No parameter was fitted on these rows."
     )
@@ -398,14 +401,14 @@ def draw_cases(cases: pd.DataFrame, name: str) -> Figure:
 
 def _describe_row(row: Mapping[str, Any]) -> str:
     """Say what a case measured, and what everyone predicted for it."""
-    found = [
+    listed = [
         f"{model} {write_time(row[column])} ({write_signed_percent(row[column] / row['measured_s'] - 1.0)})"
         for model, column in MODELS.items()
         if row[column] is not None
     ]
     known = row["low_s"] is not None and row["high_s"] is not None
     interval = f"; 80 % interval {write_range(row['low_s'], row['high_s'])}" if known else ""
-    return f"{row['case']}: measured {write_time(row['measured_s'])}; {', '.join(found)}{interval}"
+    return f"{row['case']}: measured {write_time(row['measured_s'])}; {', '.join(listed)}{interval}"
 
 
 TITLE = "trioflow: public measurements of many GPUs"
@@ -465,8 +468,8 @@ def build_published_page(
     Returns the scores of every set and model.
     """
     cases = read_cases(case_files)
-    found = [tables.read_table(file, "causes", schema=CAUSES) for file in cause_files]
-    causes = pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=CAUSES.names)
+    frames = [tables.read_table(file, "causes", schema=CAUSES) for file in cause_files]
+    causes = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=CAUSES.names)
     anchors = tables.read_table(anchor_file, "anchors", schema=ANCHORS)
     scores = score_published(cases)
     places = style.save_figures(Path(page).parent / FIGURES, _draw(cases, causes))

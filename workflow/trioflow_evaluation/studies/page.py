@@ -108,7 +108,7 @@ def render_wafer(rows: pd.DataFrame) -> tuple[str, str]:
 
 def _render_paper_cases(rows: pd.DataFrame) -> str:
     """Return what circuits take away where the mesh has the paper's share."""
-    found = [
+    listed = [
         numbers(
             f"{mesh['workload']}, {mesh['samples_per_replica']} samples per GPU",
             f"mesh link {_gb(mesh['link_bandwidth_bytes_per_s'])}, found",
@@ -119,7 +119,7 @@ def _render_paper_cases(rows: pd.DataFrame) -> str:
         for mesh in records(rows[rows["sweep"] == "paper"])
     ]
     paper = numbers("the paper", "", "", lambda text: Cell(text, ""), lambda _: "nearly half")
-    fields = [words("circuits", "", "", lambda circuit: circuit[1]), *found, paper]
+    fields = [words("circuits", "", "", lambda circuit: circuit[1]), *listed, paper]
     return render_records(
         _CIRCUITS.items(), fields, "Communication that circuits take away (1 to 8 ports per circuit: least to most)"
     )
@@ -127,7 +127,7 @@ def _render_paper_cases(rows: pd.DataFrame) -> str:
 
 def _answer_wafer(rows: pd.DataFrame) -> str:
     """Say how much circuits take away, and which closest to half of the mesh's communication."""
-    found = [
+    listed = [
         (share, ports, variant, mesh["samples_per_replica"])
         for mesh in records(rows[rows["sweep"] == "paper"])
         for variant in _CIRCUITS
@@ -135,9 +135,9 @@ def _answer_wafer(rows: pd.DataFrame) -> str:
             _bundles(rows), _taken_away(_same_case(rows, mesh), mesh["step_s"], variant), strict=True
         )
     ]
-    share, ports, variant, samples = min(found, key=lambda one: abs(one[0] - 0.5))
+    share, ports, variant, samples = min(listed, key=lambda one: abs(one[0] - 0.5))
     return (
-        f"{_range([one[0] for one in found])} of the mesh's communication time, depending on samples per GPU, ports per "
+        f"{_range([one[0] for one in listed])} of the mesh's communication time, depending on samples per GPU, ports per "
         f"circuit and whether circuits stay open. Closest to 'nearly half', as the paper has it: "
         f"{write_percent(share)} ({count_words(ports, 'port')}, {_CIRCUITS[variant]}, {samples} samples per GPU)."
     )
@@ -219,7 +219,7 @@ def _shown_speedups(rows: pd.DataFrame, graph: str) -> pd.DataFrame:
 def _render_speedups(rows: pd.DataFrame, graph: str) -> str:
     """Return the speed-up of every rule on one graph, at the bandwidth that the figure shows."""
     chosen = _shown_speedups(rows, graph)
-    found = chosen.groupby(["variant", "slowed"])["speedup"].agg(["median", "min", "max"])
+    speedups = chosen.groupby(["variant", "slowed"])["speedup"].agg(["median", "min", "max"])
     fields = [
         words("rule", "", "", str),
         *(
@@ -228,7 +228,7 @@ def _render_speedups(rows: pd.DataFrame, graph: str) -> str:
                 "median (least to most)",
                 "",
                 lambda row: Cell("{median:.2f} ({min:.2f} to {max:.2f})".format(**row), float(row["median"])),
-                partial(lambda name, variant: found.loc[(variant, name)], name),
+                partial(lambda name, variant: speedups.loc[(variant, name)], name),
             )
             for name in dict.fromkeys(chosen["slowed"])
         ),
@@ -354,9 +354,9 @@ def _number(value: float) -> Cell:
 
 def _range(shares: Iterable[float]) -> str:
     """Write a range of shares with as many digits as separate them from all."""
-    found = sorted(shares)
-    digits = 2 if found[0] > 0.999 else 1
-    low, high = (write_percent(share, digits) for share in (found[0], found[-1]))
+    ordered = sorted(shares)
+    digits = 2 if ordered[0] > 0.999 else 1
+    low, high = (write_percent(share, digits) for share in (ordered[0], ordered[-1]))
     return low if low == high else f"{low} to {high}"
 
 
@@ -391,8 +391,8 @@ def build_study_page(folder: str | Path, page: str | Path) -> None:
     Raises InputError when a table is empty, or a figure is missing.
     """
     source, target = Path(folder), Path(page)
-    found = {name: _read(source, name) for name in STUDIES}
-    made = _compose(found, source)
+    frames = {name: _read(source, name) for name in STUDIES}
+    made = _compose(frames, source)
     for study in STUDIES.values():
         for figure in study.figures:
             _copy(source / f"{figure}.svg", target.parent / FIGURES / f"{figure}.svg")
@@ -415,11 +415,11 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, temporary)
 
 
-def _compose(found: Mapping[str, pd.DataFrame], folder: Path) -> Page:
-    runs = join_words(f"{count_words(len(rows), 'run')} of {STUDIES[name].title}" for name, rows in found.items())
+def _compose(frames: Mapping[str, pd.DataFrame], folder: Path) -> Page:
+    runs = join_words(f"{count_words(len(rows), 'run')} of {STUDIES[name].title}" for name, rows in frames.items())
     sections = []
     for name, study in STUDIES.items():
-        words, body = study.render(found[name])
+        words, body = study.render(frames[name])
         figures = [render_figure(f"{FIGURES}/{figure}.svg", CAPTIONS[figure]) for figure in study.figures]
         sections.append(Section(name, study.title, [words, *figures, body]))
     return Page(
@@ -427,5 +427,5 @@ def _compose(found: Mapping[str, pd.DataFrame], folder: Path) -> Page:
         sections,
         "Nothing on this page was measured here. Operator times are predicted from shapes, networks and protocols are "
         f"simulated: {runs}. What papers report is cited as such, and nothing was fitted to it.",
-        files=[folder / f"{name}.parquet" for name in found],
+        files=[folder / f"{name}.parquet" for name in frames],
     )

@@ -430,16 +430,16 @@ class _Training:
     def enter(self, worker: int, now_s: float) -> bool:
         """Enter the next iteration, or a later one, when its tokens are there."""
         entered, settings = self.entered, self.settings
-        mine, jump, least = entered[worker], 1, 0
+        own, jump, least = entered[worker], 1, 0
         receivers = self.receivers[worker]
         if receivers:
-            least = min([entered[receiver] for receiver in receivers]) - mine
+            least = min([entered[receiver] for receiver in receivers]) - own
         if least >= settings.behind:
-            jump = min(least, settings.max_jump, self.iterations - mine)
+            jump = min(least, settings.max_jump, self.iterations - own)
         if receivers and settings.max_gap + least < jump:
             return False
-        entered[worker] = mine + jump
-        iteration = mine + jump - 1
+        entered[worker] = own + jump
+        iteration = own + jump - 1
         if receivers:
             self.largest_gap = max(self.largest_gap, jump - least)
         self.phase[worker] = "computes"

@@ -56,9 +56,9 @@ class _Folds:
         key = (chip, workload)
         if key not in self._known:
             kept = leave_out(self.data.pairs, chip, workload)
-            held = {rule: leave_out(one, chip, workload) for rule, one in self.data.held.items()}
+            held_out = {rule: leave_out(one, chip, workload) for rule, one in self.data.held.items()}
             exponents = fit_exponents(kept, self.data.fits)
-            self._known[key] = NewGpuModel(exponents, *summarise_residuals(held), describe_facts(kept))
+            self._known[key] = NewGpuModel(exponents, *summarise_residuals(held_out), describe_facts(kept))
         return self._known[key]
 
 
@@ -175,11 +175,11 @@ def _judge_single(measured: pd.DataFrame, folds: _Folds) -> list[dict[str, Any]]
     rows: list[dict[str, Any]] = []
     single = measured[measured["workload"].isin((BENCHMARKS, TENSOR_BENCHMARKS))]
     groups = {BENCHMARKS: (SINGLE, "fp32"), TENSOR_BENCHMARKS: (_TENSOR_PRODUCTS, "bf16")}
-    for (workload, name), mine in single.groupby(["workload", "operator_class"], sort=True):
-        if mine["device"].nunique() < 2:
+    for (workload, name), of_class in single.groupby(["workload", "operator_class"], sort=True):
+        if of_class["device"].nunique() < 2:
             continue
         group, precision = groups[str(workload)]
-        for (one, other), pair in pair_gpus(mine, most=0).groupby(["source", "target"], sort=True):
+        for (one, other), pair in pair_gpus(of_class, most=0).groupby(["source", "target"], sort=True):
             source, target = load_device(str(one)), load_device(str(other))
             model = folds.model(target.chip, None)
             for rule in list_rules():
@@ -212,9 +212,9 @@ def _judge_single(measured: pd.DataFrame, folds: _Folds) -> list[dict[str, Any]]
 def _judge_batches(resized: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the steps recorded on a GPU without a model, at another batch; intervals come from the other chips'."""
     rows = []
-    for chip, mine in resized.groupby("chip", sort=True):
+    for chip, of_chip in resized.groupby("chip", sort=True):
         half = fit_resizing(resized[resized["chip"] != chip])
-        for row in mine.to_dict("records"):
+        for row in of_chip.to_dict("records"):
             predicted_s = float(row["held_out_s"])
             width = half.half_at(math.log(predicted_s / float(row["recorded_s"])))
             rows.append(

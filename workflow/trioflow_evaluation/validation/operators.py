@@ -71,10 +71,10 @@ def judge_pair(device: str, model: str, fitted: Any, source: Trace, target: Trac
     if model == "recorded":
         case["source"] = "operators measured at the target, summed"
         return list(_phase_rows(case, mode, None, None, source.operators, target, source))
-    found = fitted.rescale(source.operators, resize_batch(source.operators, after / before))
-    rows = list(_phase_rows(case, mode, fitted, found, source.operators, target, source))
+    predicted = fitted.rescale(source.operators, resize_batch(source.operators, after / before))
+    rows = list(_phase_rows(case, mode, fitted, predicted, source.operators, target, source))
     if _same_operators(source, target):
-        rows += _operator_rows(case, found, source.operators, target.operators)
+        rows += _operator_rows(case, predicted, source.operators, target.operators)
     return rows
 
 
@@ -87,16 +87,16 @@ def judge_shapes(device: str, model: str, fitted: Any, trace: Trace) -> list[Row
     if model == "recorded":
         operators = operators[~np.isnan(fitted.known(operators))].reset_index(drop=True)
         return _operator_rows(case, fitted.predict(operators), operators, operators) if len(operators) else []
-    found = fitted.predict(operators)
-    rows = list(_phase_rows(case, mode, fitted, found, operators, trace))
-    return rows + _operator_rows(case, found, operators, operators)
+    predicted = fitted.predict(operators)
+    rows = list(_phase_rows(case, mode, fitted, predicted, operators, trace))
+    return rows + _operator_rows(case, predicted, operators, operators)
 
 
 def _phase_rows(
     case: Row,
     mode: str,
     fitted: Any,
-    found: pd.DataFrame | None,
+    predicted: pd.DataFrame | None,
     operators: pd.DataFrame,
     target: Trace,
     source: Trace | None = None,
@@ -108,14 +108,14 @@ def _phase_rows(
     """
     recorded, there = recorded_times(operators), recorded_times(target.operators)
     for phase in ("", *tables.PHASES):
-        mine, theirs = _phase(operators, phase), _phase(target.operators, phase)
-        if not mine.any() or not theirs.any() or (source and phase not in ("", "forward", "backward")):
+        of_phase, theirs = _phase(operators, phase), _phase(target.operators, phase)
+        if not of_phase.any() or not theirs.any() or (source and phase not in ("", "forward", "backward")):
             continue
         group, oracle_s, measured_s = f"{mode} {phase}".strip(), float(there[theirs].sum()), _measured_s(target, phase)
         whole, outside = np.array([oracle_s, np.nan, np.nan]), 0.0
-        if found is not None:
-            time_s, outside = _sum(found, mine)
-            step_s, known_s = float(recorded[mine].sum()), _measured_s(source, phase) if source else None
+        if predicted is not None:
+            time_s, outside = _sum(predicted, of_phase)
+            step_s, known_s = float(recorded[of_phase].sum()), _measured_s(source, phase) if source else None
             change = ("rescale", time_s / step_s) if source else ("predict", 1.0)
             answer = time_s * _step_factors(case["model"], fitted, *change)
             yield _row(case, group, SUM, oracle_s, answer, oracle_s=oracle_s, extrapolated=outside)
@@ -130,10 +130,10 @@ def _phase(operators: pd.DataFrame, phase: str) -> Any:
     return (operators["phase"] == phase).to_numpy() if phase else np.ones(len(operators), dtype=bool)
 
 
-def _sum(found: pd.DataFrame, mine: Any) -> tuple[float, float]:
+def _sum(predicted: pd.DataFrame, of_phase: Any) -> tuple[float, float]:
     """Return the time of some operators [s] and the share of it that is extrapolated."""
-    time_s = found["time_s"].to_numpy(np.float64)[mine]
-    outside = found["extrapolated"].to_numpy(dtype=bool)[mine]
+    time_s = predicted["time_s"].to_numpy(np.float64)[of_phase]
+    outside = predicted["extrapolated"].to_numpy(dtype=bool)[of_phase]
     total_s = float(time_s.sum())
     return total_s, float(time_s[outside].sum()) / total_s if total_s > 0 else 0.0
 
@@ -152,17 +152,17 @@ def _same_operators(source: Trace, target: Trace) -> bool:
     return a.shape == b.shape and bool((a == b).all())
 
 
-def _operator_rows(case: Row, found: pd.DataFrame, operators: pd.DataFrame, target: pd.DataFrame) -> list[Row]:
+def _operator_rows(case: Row, predicted: pd.DataFrame, operators: pd.DataFrame, target: pd.DataFrame) -> list[Row]:
     """Return a row for every distinct operator: those of repeated layers are added up."""
     sized = sized_rows(operators, products=True)
-    frame = found.reset_index(drop=True).assign(
+    frame = predicted.reset_index(drop=True).assign(
         measured_s=recorded_times(target),
         group=sized["operator_class"] + " " + sized["phase"],
         operator=[
             f"{name} {describe_sizes(shapes)}"
             for name, shapes in zip(operators["name"], operators["input_shapes"], strict=True)
         ],
-        weighted=found["extrapolated"].to_numpy(dtype=float) * found["time_s"].to_numpy(),
+        weighted=predicted["extrapolated"].to_numpy(dtype=float) * predicted["time_s"].to_numpy(),
     )
     sums = frame.groupby(["group", "operator"], sort=True)[
         ["measured_s", "time_s", "low_s", "high_s", "weighted"]
@@ -248,9 +248,9 @@ def _judge_ranks(series: pd.DataFrame) -> Iterator[pd.DataFrame]:
     if len(measured) > len({n for a, given, _ in RANK_CASES for n in (a, *given)}):
         inner = sorted(measured)[1:-1]
         cases += [(a, tuple(sorted(measured - {a})), "ranks from all others") for a in inner]
-    for asked, given, name in cases:
+    for wanted, given, name in cases:
         model = _fit(samples[samples["ranks"].isin(given)], (RANKS, RANKS_BEYOND))
-        left = median_points(samples[samples["ranks"] == asked])
+        left = median_points(samples[samples["ranks"] == wanted])
         for size, part in GROUPS.items():
             rows = _sample(left[left["message_bytes"].map(size_class) == size])
             group = f"{name}, {part.removeprefix('sizes ')}"
@@ -280,14 +280,14 @@ def _predict_left_out(
     key = ["collective", "ranks", "nodes", "message_bytes"]
     repeats = _of_points(series, rows).groupby(key)["time_ns"].apply(list).to_dict()
     dataset, platform, library = series[["dataset", "platform", "library"]].iloc[0]
-    found = []
+    predicted = []
     for method in model.methods:
-        asked = model.using(method)
+        chosen = model.using(method)
         for collective, ranks, nodes, size in rows[key].itertuples(index=False):
             times = repeats[collective, ranks, nodes, size]
-            answer = asked.time_s(collective, int(ranks), float(size), int(nodes))
+            answer = chosen.time_s(collective, int(ranks), float(size), int(nodes))
             where = "" if nodes == 1 else f" of {nodes} nodes"
-            found.append(
+            predicted.append(
                 {
                     "set": SET,
                     "model": method,
@@ -304,7 +304,7 @@ def _predict_left_out(
                     "extrapolated": float(answer.confidence in ("extrapolated", "uncalibrated")),
                 }
             )
-    return pd.DataFrame(found, columns=tables.VALIDATION.names)
+    return pd.DataFrame(predicted, columns=tables.VALIDATION.names)
 
 
 MODELS = ("recorded", "proportional", *METHODS)
@@ -381,9 +381,9 @@ def _validate_operator_data(
         )
         for model in (name for name in models if name in METHODS):
             fitted, _ = fit_device_data(data, model)
-            found = fitted.predict(judged)
-            columns = found[["time_s", "low_s", "high_s"]].to_numpy(np.float64)
-            outside = found["extrapolated"].to_numpy(np.float64)
+            predicted = fitted.predict(judged)
+            columns = predicted[["time_s", "low_s", "high_s"]].to_numpy(np.float64)
+            outside = predicted["extrapolated"].to_numpy(np.float64)
             for place, (name, sizes, source, group, measured_s) in enumerate(facts):
                 about = (OPERATOR_DATA, model, f"{name} {sizes}", device.name, str(source))
                 case, share = dict(zip(_CASE, about, strict=True)), float(outside[place])
@@ -466,21 +466,21 @@ def diagnose(data: DeviceData, method: str = "shipped") -> tuple[pd.DataFrame, p
     ``recorded_s`` is the mean of equal ones, ``held_out_s`` of a model that did not see the
     workload. Raises InputError when the method is unknown.
     """
-    curves, held = fit_and_hold_out(data, method)
-    table = fit_table(curves, held)
+    curves, held_out = fit_and_hold_out(data, method)
+    table = fit_table(curves, held_out)
     keys = ["workload", "mode", "batch", "name", "operator_class", "phase", *FEATURES]
-    groups = held.rows[held.rows["time_s"] > 0].groupby(keys, sort=True)
+    groups = held_out.rows[held_out.rows["time_s"] > 0].groupby(keys, sort=True)
     means = groups[["time_s", "held_out_s"]].mean().assign(occurrences=groups.size())
     operators = means.reset_index().rename(columns={"time_s": "recorded_s"})
     operators["relative_error"] = operators["held_out_s"] / operators["recorded_s"] - 1.0
-    said = {"device": data.device_name, "method": method}
-    return operators.assign(**said)[OPERATORS.names], table.assign(**said)[CLASSES.names]
+    head = {"device": data.device_name, "method": method}
+    return operators.assign(**head)[OPERATORS.names], table.assign(**head)[CLASSES.names]
 
 
 def diagnose_published(
     data_folder: str | Path, method: str = "shipped", devices: Sequence[str] | None = None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return what :func:`diagnose` says of every GPU with published operators, or of ``devices`` by drivers' names."""
-    found = [diagnose(each.data, method) for each in load_published(data_folder, devices)]
-    operators, classes = zip(*found, strict=True)
+    diagnoses = [diagnose(each.data, method) for each in load_published(data_folder, devices)]
+    operators, classes = zip(*diagnoses, strict=True)
     return pd.concat(operators, ignore_index=True), pd.concat(classes, ignore_index=True)

@@ -115,7 +115,7 @@ class ReachedAim(Reached):
 
 def reach_aims(summary: pd.DataFrame) -> list[ReachedAim]:
     """Set what was reached (``SUMMARY``) beside every aim that has cases."""
-    found = []
+    reached = []
     for aim in AIMS:
         rows = summary[
             (summary["set"] == aim.set) & (summary["quantity"] == aim.quantity) & summary["group"].isin(aim.groups)
@@ -130,8 +130,8 @@ def reach_aims(summary: pd.DataFrame) -> list[ReachedAim]:
         limit = None if aim.limit is None else aim.limit + (over or 0.0)
         scores: dict[str, Any] = {"goal": aim, "ours": ours, "best": rivals.get(best), "best_model": best}
         error = ours["mean_absolute_error"]
-        found.append(ReachedAim(aim.title, ours["cases"], error, limit, headline=aim.headline, **scores))
-    return found
+        reached.append(ReachedAim(aim.title, ours["cases"], error, limit, headline=aim.headline, **scores))
+    return reached
 
 
 def _pool(rows: pd.DataFrame) -> dict[str, Any]:
@@ -172,11 +172,11 @@ def split_error(rows: pd.DataFrame) -> pd.DataFrame:
     """
     sizes = rows[["error", "oracle_error", "beside_oracle"]].abs().assign(bias=rows["error"])
     groups = sizes.groupby(rows["part"], sort=True)
-    found = groups.mean().assign(cases=groups.size(), oracle_cases=groups["oracle_error"].count())
-    mine, rest = groups["error"].sum(), len(rows) - found["cases"]
-    found["points"] = mine / len(rows)
-    found["without"] = (sizes["error"].sum() - mine) / rest.where(rest > 0)
-    return found.reset_index().sort_values(["points", "part"], ascending=[False, True], ignore_index=True)
+    means = groups.mean().assign(cases=groups.size(), oracle_cases=groups["oracle_error"].count())
+    error_sum, rest = groups["error"].sum(), len(rows) - means["cases"]
+    means["points"] = error_sum / len(rows)
+    means["without"] = (sizes["error"].sum() - error_sum) / rest.where(rest > 0)
+    return means.reset_index().sort_values(["points", "part"], ascending=[False, True], ignore_index=True)
 
 
 def render_aims(summary: pd.DataFrame) -> str:
@@ -374,8 +374,8 @@ def render_cases(cases: pd.DataFrame, name: str) -> str:
     key = ["quantity", "group", "case", "device", "source"]
     errors = rows.assign(error=rows["predicted_s"] / rows["measured_s"] - 1.0)
     wide = errors.pivot_table(index=key, columns="model", values="error", sort=True)
-    mine = errors[errors["model"] == ours].set_index(key).reindex(wide.index)
-    lines = mine.drop(columns="model").join(wide[rivals].add_prefix(_OF_RIVAL)).reset_index()
+    own = errors[errors["model"] == ours].set_index(key).reindex(wide.index)
+    lines = own.drop(columns="model").join(wide[rivals].add_prefix(_OF_RIVAL)).reset_index()
 
     def measured(row: Mapping[Any, Any]) -> Cell:
         time_s = float(row["measured_s"])
@@ -467,8 +467,8 @@ def render_classes(classes: pd.DataFrame, device: str) -> str:
         ),
     ]
     order = ["time_share", "operator_class", "phase"]
-    mine = classes[classes["device"] == device].sort_values(order, ascending=(False, True, True))
-    return render_records(mine, fields, f"Classes of operators on {device}")
+    of_device = classes[classes["device"] == device].sort_values(order, ascending=(False, True, True))
+    return render_records(of_device, fields, f"Classes of operators on {device}")
 
 
 TITLE = "trioflow: cost models against measurements"
@@ -621,14 +621,14 @@ def _draw_set(summary: pd.DataFrame, name: str) -> Figure:
     words = {"operator_sum": "sum of operators: ", "end_to_end": "end to end: "}
     rows = summary[(summary["set"] == name) & ~summary["model"].isin(KNOWS_THE_ANSWER)]
     rows = rows.assign(line=rows["quantity"].map(words).fillna("") + rows["group"], error=rows["mean_absolute_error"])
-    mine = rows[rows["model"] == ours]
-    oracle = mine.assign(model="oracle", error=mine["oracle_mean_absolute_error"])
+    own = rows[rows["model"] == ours]
+    oracle = own.assign(model="oracle", error=own["oracle_mean_absolute_error"])
     aims = [
-        mine[(mine["quantity"] == aim.quantity) & mine["group"].isin(aim.groups)].assign(model="aim", error=aim.limit)
+        own[(own["quantity"] == aim.quantity) & own["group"].isin(aim.groups)].assign(model="aim", error=aim.limit)
         for aim in AIMS
         if aim.set == name and aim.limit is not None and not aim.over_oracle
     ]
-    drawn = pd.concat([mine, rows[rows["model"] != ours].sort_values("model"), oracle, *aims])
+    drawn = pd.concat([own, rows[rows["model"] != ours].sort_values("model"), oracle, *aims])
     percent = drawn.assign(error=100 * drawn["error"].clip(lower=_LEAST_ERROR)).dropna(subset="error")
     return draw_lines(percent, "error", "line", "model", "mean absolute error [%], logarithmic", log=True)
 
@@ -636,8 +636,8 @@ def _draw_set(summary: pd.DataFrame, name: str) -> Figure:
 def _draw_diagnosis(operators: pd.DataFrame, classes: pd.DataFrame, device: str) -> Figure:
     """Draw what the largest classes of a GPU's operators miss when their workload is left out, over the measured time."""
     order = ["time_share", "operator_class", "phase"]
-    found = classes[classes["device"] == device].sort_values(order, ascending=(False, True, True))
-    rows = found.merge(operators, on=["device", "operator_class", "phase"], sort=False)
+    of_device = classes[classes["device"] == device].sort_values(order, ascending=(False, True, True))
+    rows = of_device.merge(operators, on=["device", "operator_class", "phase"], sort=False)
     rows["title"] = rows["operator_class"] + ", " + rows["phase"]
     largest = rows["title"].unique()[:_MOST_CLASSES]
     drawn = rows.assign(error=100 * rows["relative_error"])[rows["title"].isin(largest)]

@@ -123,7 +123,7 @@ def leave_out(
     the same tensor degree (or the next lower known); wider where an all-reduce joins more ranks than were measured.
     ``oracle_s``: with the blocks' time as the known rows of the same shape give it; missing where none has it.
     """
-    found = pd.DataFrame(0.0, model.rows.index, ["predicted_s", "low_s", "high_s", "oracle_s"])
+    left_out = pd.DataFrame(0.0, model.rows.index, ["predicted_s", "low_s", "high_s", "oracle_s"])
     calibrations = {}
     for group in np.unique(groups):
         known, left = np.flatnonzero(groups != group), np.flatnonzero(groups == group)
@@ -131,8 +131,8 @@ def leave_out(
         predicted = model.predict(fit.values, fit.wait)
         low, high = _interval(model, known, left, groups, fit)
         factors = np.stack([np.ones(len(left)), low, high, _anchor(model, known, left, predicted)])
-        found.iloc[left] = (predicted[left] * factors).T
-    return found, calibrations
+        left_out.iloc[left] = (predicted[left] * factors).T
+    return left_out, calibrations
 
 
 def _interval(
@@ -146,9 +146,9 @@ def _interval(
     logs = np.zeros(len(known))
     for part in np.unique(inner):
         fitted = calibrate(model, known[inner != part], [fold.wait], fold.values)
-        mine = model.select(known[inner == part])
-        measured = mine.rows["measured_s"].to_numpy(np.float64)
-        logs[inner == part] = np.log(measured / mine.predict(fitted.values, fold.wait))
+        of_part = model.select(known[inner == part])
+        measured = of_part.rows["measured_s"].to_numpy(np.float64)
+        logs[inner == part] = np.log(measured / of_part.predict(fitted.values, fold.wait))
     tensor = model.rows["tensor"].to_numpy(np.int64)
     ends = np.zeros((2, len(left)))
     for degree in np.unique(tensor[left]):
@@ -164,8 +164,8 @@ def _anchor(model: StepModel, known: Places, left: Places, predicted: Floats) ->
     """Return known rows' measured over predicted time, the median of those with the same shape."""
     ratio = model.rows["measured_s"].to_numpy(np.float64)[known] / predicted[known]
     medians = pd.Series(ratio).groupby(model.shape_of[known]).median()
-    found = pd.Series(model.shape_of[left]).map(medians)
-    return np.asarray(found.to_numpy(np.float64), np.float64)
+    of_shape = pd.Series(model.shape_of[left]).map(medians)
+    return np.asarray(of_shape.to_numpy(np.float64), np.float64)
 
 
 SIZES = ("micro_batch", "micro_batches", "hidden", "layers", "tensor", "data", "pipeline")
@@ -188,8 +188,8 @@ def predict_ridge(rows: pd.DataFrame, groups: Places) -> Floats:
 
     model = make_pipeline(StandardScaler(), PolynomialFeatures(), Ridge(_PENALTY, fit_intercept=False))
     sizes, steps_s = rows[list(SIZES)].to_numpy(np.float64), rows["measured_s"].to_numpy(np.float64)
-    found = cross_val_predict(model, np.log2(sizes), np.log(steps_s), groups=groups, cv=LeaveOneGroupOut())
-    return np.asarray(np.exp(found), np.float64)
+    logs = cross_val_predict(model, np.log2(sizes), np.log(steps_s), groups=groups, cv=LeaveOneGroupOut())
+    return np.asarray(np.exp(logs), np.float64)
 
 
 def sample_collectives(platform: PlatformCollectives, ranks: list[int]) -> AllReduceCurves:

@@ -202,11 +202,11 @@ def count_parameters(rows: pd.DataFrame) -> Floats:
     blocks = rows["layers"].to_numpy(np.float64) / pipeline
     shapes, place = index_shapes(rows)
     words = np.array([float(shape.vocabulary) for shape in shapes])[place] * hidden
-    held = blocks * (12 * hidden**2 + 13 * hidden) / rows["tensor"].to_numpy(np.float64)
+    parameters = blocks * (12 * hidden**2 + 13 * hidden) / rows["tensor"].to_numpy(np.float64)
     stage = np.arange(int(pipeline.max()))
     first, last = stage[None, :] == 0, stage[None, :] == pipeline[:, None] - 1
     inside = stage[None, :] < pipeline[:, None]
-    return np.asarray(np.where(inside, held[:, None], 0.0) + words[:, None] * (1.0 * first + last))
+    return np.asarray(np.where(inside, parameters[:, None], 0.0) + words[:, None] * (1.0 * first + last))
 
 
 GROUPS, PLANS, UNCALIBRATED = "vtrain-a100", "vtrain-a100-plans", "vtrain-a100-uncalibrated"
@@ -267,9 +267,9 @@ def _check_rows(frame: pd.DataFrame, path: Path) -> None:
         "the layers do not fill the stages evenly": frame["layers"] % frame["pipeline"] != 0,
         "the time is not positive": ~(frame["measured_s"] > 0),
     }
-    for problem, found in wrong.items():
-        if found.any():
-            row = int(np.flatnonzero(found)[0])
+    for problem, wrong_rows in wrong.items():
+        if wrong_rows.any():
+            row = int(np.flatnonzero(wrong_rows)[0])
             raise TableError(problem, file=path, place=f"row {row}", fix="retrieve it again")
 
 
@@ -339,28 +339,28 @@ def check_composition(rows: pd.DataFrame, reduces: AllReduceCurves) -> pd.DataFr
         "two replicas take longer than one by the same time, whatever the micro-batches": _spread_of_replicas(rows),
         "two replicas take longer than one by an entry of the all-reduce table": _distance_to_table(rows, reduces),
     }
-    found = [
+    listed = [
         (check, len(values), int((values <= EXACT_S).sum()), float(values.max(initial=0.0)))
         for check, values in deviations.items()
     ]
-    return pd.DataFrame(found, columns=CHECKS.names)
+    return pd.DataFrame(listed, columns=CHECKS.names)
 
 
 def _bend_of_micro_batches(rows: pd.DataFrame) -> Any:
     """Return how far times at 3 or 4 numbers of micro-batches lie off the line through two of them [s]."""
-    found = []
+    bends = []
     for _, group in rows.sort_values("micro_batches").groupby(_ALL_BUT["micro_batches"]):
         counts, times = group[["micro_batches", "measured_s"]].to_numpy(np.float64).T
         if len(counts) > 2:
             slope = (times[1] - times[0]) / (counts[1] - counts[0])
-            found.append(np.abs(times - times[0] - slope * (counts - counts[0])).max())
-    return np.array(found)
+            bends.append(np.abs(times - times[0] - slope * (counts - counts[0])).max())
+    return np.array(bends)
 
 
 def _extra_of_replicas(rows: pd.DataFrame) -> pd.DataFrame:
     """Return by how much two replicas take longer than one, of otherwise equal rows."""
-    found = rows.pivot_table(index=_ALL_BUT["data"], columns="data", values="measured_s").reindex(columns=[1, 2])
-    return (found[2] - found[1]).dropna().rename("extra_s").reset_index()
+    table = rows.pivot_table(index=_ALL_BUT["data"], columns="data", values="measured_s").reindex(columns=[1, 2])
+    return (table[2] - table[1]).dropna().rename("extra_s").reset_index()
 
 
 def _spread_of_replicas(rows: pd.DataFrame) -> Any:
@@ -628,11 +628,11 @@ class StepModel:
         """Return the step of every row, shape (rows,) or (vectors, rows) [s], by ``values`` in the order of ``NAMES``."""
         several = np.atleast_2d(values)
         parts_s = self.time_parts(several, wait)
-        found = np.zeros((len(several), len(self.rows)))
+        times = np.zeros((len(several), len(self.rows)))
         for pipeline, micro_batches, at in self.groups:
             columns = self._stage_columns(several, parts_s, pipeline, at)
-            found[:, at] = formula_of(pipeline, micro_batches).evaluate(columns)
-        return found if np.ndim(values) == 2 else found[0]
+            times[:, at] = formula_of(pipeline, micro_batches).evaluate(columns)
+        return times if np.ndim(values) == 2 else times[0]
 
 
 def _group(rows: pd.DataFrame) -> list[tuple[int, int, Any]]:

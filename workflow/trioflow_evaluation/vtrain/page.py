@@ -46,8 +46,8 @@ def read_sizes(cases: pd.DataFrame) -> pd.DataFrame:
     """Return vTrain's cases with the numbers that their names hold, and ``error``."""
     plans = cases["plan"].str.extract(r"^t(?P<tensor>\d+)-d(?P<data>\d+)-p(?P<pipeline>\d+)-m(?P<micro_batches>\d+)$")
     models = cases["workload"].str.extract(r"^gpt-h(?P<hidden>\d+)-l(?P<layers>\d+)$")
-    found = pd.concat([models, plans], axis=1)
-    frame = pd.concat([cases, found.astype(np.int64)], axis=1)
+    joined = pd.concat([models, plans], axis=1)
+    frame = pd.concat([cases, joined.astype(np.int64)], axis=1)
     frame["micro_batch"] = frame["batch"] // (frame["data"] * frame["micro_batches"])
     frame["error"] = frame["predicted_s"] / frame["measured_s"] - 1.0
     return frame
@@ -187,11 +187,11 @@ def _render_chances(cases: pd.DataFrame) -> str:
 
 def render_degrees(cases: pd.DataFrame) -> str:
     """Return errors and coverage by each degree."""
-    mine = cases[cases["set"] == GROUPS]
+    of_groups = cases[cases["set"] == GROUPS]
     groups = [
         (f"{degree.replace('_', ' ')} {value}", rows)
         for degree in (*DEGREES, "hidden", "layers")
-        for value, rows in mine.groupby(degree)
+        for value, rows in of_groups.groupby(degree)
     ]
     shown = ("cases", "mean_error", "median_error", "bias", "covered", "width")
     return render_scores_of(evaluate(groups), f"Errors of the set {GROUPS}", shown, "rows of")
@@ -199,11 +199,11 @@ def render_degrees(cases: pd.DataFrame) -> str:
 
 def _render_limits(cases: pd.DataFrame, scores: pd.DataFrame) -> str:
     """Return the shapes that make the error, and what follows."""
-    mine = cases[cases["set"] == GROUPS]
+    of_groups = cases[cases["set"] == GROUPS]
     shape = ["hidden", "tensor", "micro_batch"]
-    absolute = mine.assign(part=mine["error"].abs() / len(mine))
-    found = absolute.groupby(shape).agg(cases=("error", "size"), error=("error", "mean"), part=("part", "sum"))
-    found = found.sort_values("part", ascending=False, kind="stable").head(8).reset_index()
+    absolute = of_groups.assign(part=of_groups["error"].abs() / len(of_groups))
+    limits = absolute.groupby(shape).agg(cases=("error", "size"), error=("error", "mean"), part=("part", "sum"))
+    limits = limits.sort_values("part", ascending=False, kind="stable").head(8).reset_index()
     total = float(absolute["part"].sum())
     fields = [
         *(numbers(name.replace("_", "-"), "", "", "count", name) for name in (*shape, "cases")),
@@ -212,15 +212,15 @@ def _render_limits(cases: pd.DataFrame, scores: pd.DataFrame) -> str:
             "part", "of all errors", "its share of the mean absolute error", "percent", lambda row: row["part"] / total
         ),
     ]
-    share = float(found["part"].sum()) / total
+    share = float(limits["part"].sum()) / total
     anchored = _score(scores, GROUPS, ORACLE, "mean_absolute_error")
     parallel = float(absolute.loc[absolute["tensor"] > 1, "part"].sum()) / total
     text = render_paragraph(
-        f"{len(found)} of {mine.groupby(shape).ngroups} block shapes hold {write_percent(share, 0)} of the error, tensor-parallel ones "
+        f"{len(limits)} of {of_groups.groupby(shape).ngroups} block shapes hold {write_percent(share, 0)} of the error, tensor-parallel ones "
         f"{write_percent(parallel, 0)}: bound by the host or by waits, where the file's times do not grow with the work. Everything else (schedule, messages, "
         f"gradients, optimizer, embedding, loss) is right within {write_percent(anchored)} once a block's time is known."
     )
-    return text + render_records(found, fields, "Shapes with the largest part of the error")
+    return text + render_records(limits, fields, "Shapes with the largest part of the error")
 
 
 def _describe_documented(parameters: pd.DataFrame) -> str:

@@ -104,10 +104,10 @@ def load_constants(library: str) -> Mapping[str, Any]:
     """
     content = read_json(_CONSTANTS)
     constants = copy.deepcopy(next(iter(content["versions"].values())))
-    asked = parse_version(library)
+    version = parse_version(library)
     known = sorted(content["changes"], key=parse_version)
-    below = [name for name in known if asked and parse_version(name) <= asked]
-    name = below[-1] if below else (known[0] if asked else known[-1])
+    below = [name for name in known if version and parse_version(name) <= version]
+    name = below[-1] if below else (known[0] if version else known[-1])
     for path, value in content["changes"][name].items():
         if path != "note":
             _replace(constants, path, value)
@@ -319,12 +319,12 @@ def find_relative(collective: str, nodes: int, known: Iterable[tuple[str, str]])
     ``known``: what was measured, and whether within a node or between nodes.
     """
     where = place(nodes)
-    found = {name for name, there in known if there == where}
+    names = {name for name, there in known if there == where}
     for name in (collective, *RELATIVES[collective]):
-        if name in found:
+        if name in names:
             return name
-    if found:
-        return min(found)
+    if names:
+        return min(names)
     raise InputError(
         f"no collective was measured {'within a node' if nodes == 1 else 'between nodes'}, so {collective} has no time",
         fix="measure one, or simulate over the platform's links",

@@ -158,13 +158,13 @@ def _fit_corners(sizes: Floats, times: Floats, corners: Floats) -> Floats:
     hats = np.column_stack([np.interp(sizes, corners, unit) for unit in np.eye(len(corners))])
     relative = hats / times[:, None]
     weights = np.ones(len(sizes))
-    found: Floats = times[np.searchsorted(sizes, corners)]
+    corner_times: Floats = times[np.searchsorted(sizes, corners)]
     for _ in range(_REWEIGHTINGS):
         root = np.sqrt(weights)
-        found = solve(relative * root[:, None], root)
-        missed = np.abs(np.sum(relative * found, axis=1) - 1.0)
+        corner_times = solve(relative * root[:, None], root)
+        missed = np.abs(np.sum(relative * corner_times, axis=1) - 1.0)
         weights = 1.0 / np.maximum(missed, _SMALLEST_WEIGHT_LOG)
-    return np.asarray(np.maximum(found, times.min()), np.float64)
+    return np.asarray(np.maximum(corner_times, times.min()), np.float64)
 
 
 def make_curves(points: pd.DataFrame) -> dict[Key, CollectiveCurve]:
@@ -203,10 +203,10 @@ def fit_collective_model(samples: pd.DataFrame) -> CollectiveCostModel:
     """
     _check_samples(samples, COLLECTIVE_SAMPLES.names)
     for name in ("platform", "library"):
-        found = sorted(samples[name].astype(str).unique())
-        if len(found) > 1:
+        names = sorted(samples[name].astype(str).unique())
+        if len(names) > 1:
             raise InputError(
-                f"samples of several values of {name} in one fit: {', '.join(found)}", fix="fit a model for each"
+                f"samples of several values of {name} in one fit: {', '.join(names)}", fix="fit a model for each"
             )
     curves: dict[tuple[str, int], MessageCurve] = {}
     for key, rows in samples.groupby(["collective", "ranks"], sort=True):
@@ -271,8 +271,8 @@ def choose_shape(points: pd.DataFrame, form: Nccl) -> str:
             if inside.any():
                 times = rows["time_s"].to_numpy()[inside]
                 for shape in SHAPES:
-                    found = MeasuredCurves(curves, form, shape).predict(key, sizes[inside])
-                    misses[shape].extend(np.abs(found / times - 1.0).tolist())
+                    predicted = MeasuredCurves(curves, form, shape).predict(key, sizes[inside])
+                    misses[shape].extend(np.abs(predicted / times - 1.0).tolist())
     missed = [float(np.mean(misses[shape])) if misses[shape] else 0.0 for shape in SHAPES]
     return SHAPES[choose_least(missed)]
 
@@ -320,22 +320,24 @@ def fit_collective_bands(
     At a measured message the samples' repeats give the band.
     """
     wanted = set(situations)
-    found = list(_leave_repeats(samples, list(names)) if AT in wanted else ())
+    judgements = list(_leave_repeats(samples, list(names)) if AT in wanted else ())
     left_out = [
         *(_leave_sizes(points) if wanted & {SIZE, SIZE_BEYOND} else ()),
         *(_leave_ranks(points) if wanted & {RANKS, RANKS_BEYOND} else ()),
         *(_leave_operations(points) if OPERATION in wanted else ()),
     ]
-    for kept, asked in left_out:
-        methods = fit(kept) if asked else {}
-        for key, situation, rows, doublings in asked:
+    for kept, judged in left_out:
+        methods = fit(kept) if judged else {}
+        for key, situation, rows, doublings in judged:
             sizes = rows["message_bytes"].to_numpy(np.float64)
-            found += [
+            judgements += [
                 _residuals(name, situation, place(key[2]), rows, method.predict(key, sizes), doublings)
                 for name, method in methods.items()
             ]
     bands: dict[str, dict[BandKey, Interval]] = {}
-    for group, logs in pd.concat(found).groupby(["name", "situation", "place", "sizes"])["log"] if found else ():
+    for group, logs in (
+        pd.concat(judgements).groupby(["name", "situation", "place", "sizes"])["log"] if judgements else ()
+    ):
         name, *where = cast(tuple[str, str, str, str], group)
         if len(logs) >= MIN_RESIDUALS:
             bands.setdefault(name, {})[cast(BandKey, tuple(where))] = conformal_band(logs.to_numpy())
@@ -387,12 +389,12 @@ def _leave_sizes(points: pd.DataFrame) -> Iterator[LeftOut]:
 def _leave_ranks(points: pd.DataFrame) -> Iterator[LeftOut]:
     for _, left in points.groupby(["nodes", "ranks"]):
         kept = points.drop(left.index)
-        asked = []
+        judged = []
         for key, rows in each_curve(left):
             if known := _known_ranks(kept, key):
                 situation, doublings = rank_situation(key[1], known)
-                asked.append((key, situation, rows, max(doublings, 1.0)))
-        yield kept, asked
+                judged.append((key, situation, rows, max(doublings, 1.0)))
+        yield kept, judged
 
 
 def _known_ranks(points: pd.DataFrame, key: Key) -> list[int]:
@@ -495,9 +497,9 @@ def choose_rows(
     sizes = rows["message_bytes"].to_numpy(np.float64)
     for group in sorted(set(zip(ranks.tolist(), nodes.tolist(), strict=True))):
         at = (ranks == group[0]) & (nodes == group[1])
-        found = choose(collective, *group, sizes[at], machine, constants, in_switch_scale)
-        algorithm[at], protocol[at] = found.algorithm, found.protocol
-        parts[:, at] = found.base_s, found.hop_s, found.wire_s
+        chosen = choose(collective, *group, sizes[at], machine, constants, in_switch_scale)
+        algorithm[at], protocol[at] = chosen.algorithm, chosen.protocol
+        parts[:, at] = chosen.base_s, chosen.hop_s, chosen.wire_s
     return Choices(algorithm.tolist(), protocol, *parts)
 
 
@@ -519,7 +521,7 @@ def calibrate(collective: str, rows: pd.DataFrame, machine: NcclMachine, constan
         def misses(scales: Any, choices: Choices = choices) -> Any:
             return np.concatenate([np.log(scale_choices(scales, choices)) - target, _PULL * scales])
 
-        found = least_squares(
+        solution = least_squares(
             misses,
             np.zeros(PARTS * len(PROTOCOLS)),
             jac="cs",  # exact: the step along the imaginary axis loses no digit
@@ -529,7 +531,7 @@ def calibrate(collective: str, rows: pd.DataFrame, machine: NcclMachine, constan
             xtol=_TOLERANCE,
             gtol=_TOLERANCE,
         )
-        scales = tuple(round(float(scale), _DIGITS) + 0.0 for scale in found.x)
-        costs.append(float(found.cost))
+        scales = tuple(round(float(scale), _DIGITS) + 0.0 for scale in solution.x)
+        costs.append(float(solution.cost))
         fitted.append(Calibration(scales, in_switch_scale))
     return fitted[choose_least(costs)]

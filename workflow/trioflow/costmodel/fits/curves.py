@@ -361,7 +361,7 @@ def trace_rows(operators: pd.DataFrame, *, products: bool = False) -> pd.DataFra
 def pair_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """Pair the row labels of the same operator of one workload at two batches, both ways; may be empty."""
     columns = ["workload", "recorded", "target", "recorded_trace", "target_trace"]
-    found = []
+    pairs = []
     # Training and inference of one model are different steps of one workload.
     series = ["workload", "mode"] if "mode" in rows.columns else ["workload"]
     for names, group in rows.groupby(series, sort=True):
@@ -371,12 +371,12 @@ def pair_rows(rows: pd.DataFrame) -> pd.DataFrame:
             if a["batch"].iloc[0] == b["batch"].iloc[0]:
                 continue
             joined = _join(a, b)
-            found.append(
+            pairs.append(
                 joined[["recorded", "target"]].assign(workload=workload, recorded_trace=first, target_trace=second)
             )
-    if not found:
+    if not pairs:
         return pd.DataFrame({name: pd.Series(dtype="int64") for name in columns})
-    return pd.concat(found, ignore_index=True)[columns]
+    return pd.concat(pairs, ignore_index=True)[columns]
 
 
 def _join(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
@@ -538,14 +538,14 @@ class ClassRows:
         """Take them from rows of one class; ``pairs`` holds values of ``row`` of any class, shape (p, 2)."""
         place = np.full(int(max(rows["row"].max(), pairs.max(initial=0))) + 1, -1, dtype=np.int64)
         place[rows["row"].to_numpy(np.int64)] = np.arange(len(rows))
-        mine = place[pairs] if len(pairs) else np.zeros((0, 2), dtype=np.int64)
+        class_pairs = place[pairs] if len(pairs) else np.zeros((0, 2), dtype=np.int64)
         groups = rows["workload"].to_numpy(dtype=object)
         return cls(
             work_matrix(rows),
             rows["time_s"].to_numpy(np.float64),
             rows["count"].to_numpy(np.float64),
             groups if len(set(groups)) > 1 else np.arange(len(rows)) % 2,
-            mine[(mine >= 0).all(axis=1)],
+            class_pairs[(class_pairs >= 0).all(axis=1)],
         )
 
 

@@ -109,14 +109,14 @@ def hold_out(rows: pd.DataFrame, form: str | Fit) -> HeldOut:
         known, judged = rows.iloc[kept], rows.iloc[left_out]
         curves = fit_class_curves(known, form) if isinstance(form, str) else form(known, judged)
         predicted[left_out] = predict_rows(curves, judged)
-    held = rows.assign(held_out_s=predicted)
-    return HeldOut(held, _rescale_pairs(held), basis)
+    held_out = rows.assign(held_out_s=predicted)
+    return HeldOut(held_out, _rescale_pairs(held_out), basis)
 
 
-def _rescale_pairs(held: pd.DataFrame) -> pd.DataFrame:
+def _rescale_pairs(held_out: pd.DataFrame) -> pd.DataFrame:
     """Rescale every pair's recorded row to its target's size with the held-out predictions."""
-    pairs = pair_rows(held)
-    recorded, target = held.loc[pairs["recorded"]], held.loc[pairs["target"]]
+    pairs = pair_rows(held_out)
+    recorded, target = held_out.loc[pairs["recorded"]], held_out.loc[pairs["target"]]
     features = list(FEATURES)
     unchanged = (recorded[features].to_numpy() == target[features].to_numpy()).all(axis=1)
     before, after = recorded["held_out_s"].to_numpy(), target["held_out_s"].to_numpy()
@@ -190,9 +190,9 @@ def fit_step_band(frame: pd.DataFrame, by: list[str], basis: str, stand_in: pd.D
     if stand_in is not None and len(squares) < FEWEST_WORKLOADS:
         others = stand_in[~stand_in["workload"].isin(squares.index)]
         if len(others):
-            found = others.groupby(["workload", "trace"], sort=True)[["time_s", "held_out_s"]].sum()
-            missed = _log_residuals(found.reset_index(), basis == LEFT_OUT_OPERATORS)
-            more = pd.Series(missed**2, index=found.index).groupby(level="workload").mean()
+            by_trace = others.groupby(["workload", "trace"], sort=True)[["time_s", "held_out_s"]].sum()
+            missed = _log_residuals(by_trace.reset_index(), basis == LEFT_OUT_OPERATORS)
+            more = pd.Series(missed**2, index=by_trace.index).groupby(level="workload").mean()
             squares = pd.concat([squares, more])
             basis = f"{basis}; {len(more)} of them, captured at one batch, by predicting their steps"
     workloads = len(squares)
@@ -309,33 +309,33 @@ def fit_device_model(
 
 def fit_device_data(data: DeviceData, method: str) -> tuple[OperatorCostModel, pd.DataFrame]:
     """Fit a model to prepared data; see :func:`fit_device_model`."""
-    curves, held = fit_and_hold_out(data, method)
+    curves, held_out = fit_and_hold_out(data, method)
     facts = {"benchmarks": len(data.alone), **asdict(data.limits), **data.facts}
-    return _make_model(method, data.device_name, curves, held, facts, device=True), fit_table(curves, held)
+    return _make_model(method, data.device_name, curves, held_out, facts, device=True), fit_table(curves, held_out)
 
 
 def _make_model(
     method: str,
     device_name: str,
     curves: Mapping[Key, ClassCurve],
-    held: HeldOut,
+    held_out: HeldOut,
     facts: Mapping[str, Any],
     device: bool = False,
 ) -> OperatorCostModel:
     """Return the model of curves, with the intervals that what was held out gives; ``device``: of a GPU."""
-    resized = held.pairs[~held.pairs["unchanged"].astype(bool)]
-    stand_in = held.rows if device else None
+    resized = held_out.pairs[~held_out.pairs["unchanged"].astype(bool)]
+    stand_in = held_out.rows if device else None
     return OperatorCostModel(
         method=method,
         device_name=device_name,
         curves=curves,
-        predict_bands=fit_bands(held.rows, held.basis, clustered=device),
-        rescale_bands=fit_bands(resized, held.basis, clustered=device),
+        predict_bands=fit_bands(held_out.rows, held_out.basis, clustered=device),
+        rescale_bands=fit_bands(resized, held_out.basis, clustered=device),
         steps={
-            "predict": fit_step_band(held.rows, ["trace"], held.basis),
-            "rescale": fit_step_band(held.pairs, ["recorded_trace", "target_trace"], held.basis, stand_in),
+            "predict": fit_step_band(held_out.rows, ["trace"], held_out.basis),
+            "rescale": fit_step_band(held_out.pairs, ["recorded_trace", "target_trace"], held_out.basis, stand_in),
         },
-        facts={"basis": held.basis, **facts},
+        facts={"basis": held_out.basis, **facts},
         products=device,
     )
 
@@ -414,11 +414,11 @@ def device_rows(traces: Sequence[TraceLike]) -> tuple[pd.DataFrame, dict[str, An
         for name in sorted(set(names)):
             if column == "precision" and name not in PRODUCT_CLASSES:
                 continue
-            mine = (names == name) & kept
-            counts = pd.Series(values[mine]).value_counts()
-            found = sorted(counts.index, key=lambda each: (-counts[each], each))[0]
-            kept &= (names != name) | (values == found)
-            facts[which][name] = str(found)
+            of_device = (names == name) & kept
+            counts = pd.Series(values[of_device]).value_counts()
+            precision = sorted(counts.index, key=lambda each: (-counts[each], each))[0]
+            kept &= (names != name) | (values == precision)
+            facts[which][name] = str(precision)
     return rows[kept].reset_index(drop=True), dict(facts)
 
 
@@ -462,10 +462,10 @@ def make_recipe(
         chosen[name, phase] = forms[0]
         if len(forms) == 1 or name in HOST_ONLY:
             continue
-        mine, others = _of_class(rows, name, phase), _of_class(alone, name, phase)
-        if len(mine):
+        fused, others = _of_class(rows, name, phase), _of_class(alone, name, phase)
+        if len(fused):
             work, times = work_matrix(others), others["time_s"].to_numpy(np.float64)
-            judged = ClassRows.of(mine, pairs)
+            judged = ClassRows.of(fused, pairs)
             chosen[name, phase] = choose_form(judged, work, times, forms, sm_count)
     widest = "roofline" if known.products[0] == "tile" else known.products[0]
     return CurveRecipe(widest, chosen, sm_count, distinct=True)
@@ -508,29 +508,29 @@ def fit_named_model(traces: Sequence[TraceLike], method: str = AUTO) -> tuple[Fi
     method = "regression" if method == AUTO else method
     rows = collect_rows(traces)
     form = METHODS[method].others[0]
-    held, curves = hold_out(rows, form), fit_class_curves(rows, form)
-    model = _make_model(method, traces[0].facts.device_name, curves, held, {"traces": trace_names(traces)})
-    return model, fit_table(curves, held)
+    held_out, curves = hold_out(rows, form), fit_class_curves(rows, form)
+    model = _make_model(method, traces[0].facts.device_name, curves, held_out, {"traces": trace_names(traces)})
+    return model, fit_table(curves, held_out)
 
 
-def fit_table(curves: Mapping[Key, ClassCurve], held: HeldOut) -> pd.DataFrame:
+def fit_table(curves: Mapping[Key, ClassCurve], held_out: HeldOut) -> pd.DataFrame:
     """Return the rows of ``tables.OPERATOR_FIT``."""
-    total_s = float(held.rows["time_s"].sum())
+    total_s = float(held_out.rows["time_s"].sum())
     entries = []
-    for key, group in held.rows.groupby(["operator_class", "phase"], sort=True):
+    for key, group in held_out.rows.groupby(["operator_class", "phase"], sort=True):
         operator_class, phase = cast(Key, key)
-        found = curves[operator_class, phase]
+        curve = curves[operator_class, phase]
         times = group["time_s"].to_numpy(np.float64)
-        left = times - found.predict(work_matrix(group))
+        left = times - curve.predict(work_matrix(group))
         spread = float(np.sum((times - times.mean()) ** 2))
         error, absolute = relative_errors(group)
-        judged = held.basis == LEFT_OUT_WORKLOADS
+        judged = held_out.basis == LEFT_OUT_WORKLOADS
         entries.append(
             {
                 "operator_class": operator_class,
                 "phase": phase,
-                "driver": found.driver,
-                "operators": found.rows,
+                "driver": curve.driver,
+                "operators": curve.rows,
                 "r_squared": 1.0 - float(np.sum(left**2)) / spread if spread > 0 else None,
                 "time_share": float(times.sum()) / total_s if total_s > 0 else 0.0,
                 "held_out_error": error if judged else None,

@@ -68,8 +68,8 @@ class NewGpuModel(Struct, frozen=True):
 
     def factors(self, rule: str, keys: Iterable[str]) -> tuple[Floats, Floats]:
         """Return the low and high factor of every row by its class."""
-        found = self.bands.get(rule, {})
-        bands = [found.get(key) or found.get(ANY) or ASSUMED for key in keys]
+        of_rule = self.bands.get(rule, {})
+        bands = [of_rule.get(key) or of_rule.get(ANY) or ASSUMED for key in keys]
         low, high = np.array([band.ends for band in bands]).reshape(-1, 2).T
         return low, high
 

@@ -268,8 +268,11 @@ def _scale_one(product: Floats, before: Floats, after: Floats) -> Floats:
             more[:, 0] /= parts
             more[np.arange(len(table)), grown] *= flop * parts * shards
             more[np.arange(len(table)), cut] /= shards
-            found = _measure_misfits(product, more, read, write)
-            scaled, misfits = np.vstack([scaled, more[found <= most]]), np.append(misfits, found[found <= most])
+            measured_misfits = _measure_misfits(product, more, read, write)
+            scaled, misfits = (
+                np.vstack([scaled, more[measured_misfits <= most]]),
+                np.append(misfits, measured_misfits[measured_misfits <= most]),
+            )
     best = scaled[int(np.argmin(np.round(misfits, 9)))]
     return np.asarray(np.maximum(np.round(best), 1.0), dtype=np.float64)
 
@@ -637,6 +640,6 @@ def predict_rows(curves: Mapping[Key, ClassCurve], rows: Rows) -> Floats:
     features = work_matrix(rows)
     result = np.zeros(len(features))
     for operator_class, phase, positions in class_positions(rows):
-        _, found = find_class(curves, operator_class, phase)
-        result[positions] = found.predict(features[positions])
+        _, curve = find_class(curves, operator_class, phase)
+        result[positions] = curve.predict(features[positions])
     return result

@@ -156,8 +156,8 @@ def _follow(line: _Line, growth: Floats, row_times: RowTimes) -> Floats:
     change = np.ones(len(growth))
     for step in range(1, curve.shape[1]):
         factor = first if step == 1 else np.where(up, 2.0, 0.5)
-        said = np.where(np.isnan(curve[:, step]), change, curve[:, step])
-        within = np.clip(said, change * np.minimum(factor, 1), change * np.maximum(factor, 1))
+        changes = np.where(np.isnan(curve[:, step]), change, curve[:, step])
+        within = np.clip(changes, change * np.minimum(factor, 1), change * np.maximum(factor, 1))
         change = np.where(np.isnan(curve[:, step]), change, within)
     return np.asarray(change, np.float64)
 
@@ -316,9 +316,9 @@ class OperatorCostModel(RowCostModel, Struct, frozen=True, dict=True):
             return self
         known = load_small_kernels()
         curves = dict(self.curves)
-        for (name, phase), found in self.curves.items():
+        for (name, phase), curve in self.curves.items():
             if name in timed or name == ANY:
-                curves[name, phase] = found.queued(known.get(base_class(name), known[ANY]))
+                curves[name, phase] = curve.queued(known.get(base_class(name), known[ANY]))
         return structs.replace(self, curves=curves)
 
     def step_interval(self, kind: str = "rescale", distance: float | None = None) -> tuple[float, float]:

@@ -168,10 +168,10 @@ def _describe(name: str, given: object, causal: bool, version: float, determinis
         return (0.0,) * len(SHAPE)
     shapes = [tuple(int(size) for size in shape) for shape in given]  # type: ignore[attr-defined]
     backward = plain_operator_name(name)[1]
-    found = [shape for shape in shapes if len(shape) == 4][backward : backward + 3]
-    if len(found) < 3:
+    images = [shape for shape in shapes if len(shape) == 4][backward : backward + 3]
+    if len(images) < 3:
         return (0.0,) * len(SHAPE)
-    query, key, value = found
+    query, key, value = images
     # PyTorch's own kernels take samples, heads, positions; the library's samples, positions, heads.
     by_rows = plain_operator_name(name)[0] in ("flash_attention_forward", "efficient_attention_forward")
     heads, place = (2, 1) if by_rows or "flash_attn" in name else (1, 2)
@@ -494,9 +494,9 @@ class PrecisionModel(RowCostModel, Struct, frozen=True, dict=True):
         more = self._more(self.table, str(self.source)) if self.table is not None else 0.0
         source = TableSource(load_device(str(self.attention_source)), _TABLE_PRECISION, self.attention.predict, more)
         masked = rows.assign(flop=rows["flop"] * rows["attention_share"])
-        doubt = math.log(_UNKNOWN_MASK) if self.causal is None else 0.0
+        log_factor = math.log(_UNKNOWN_MASK) if self.causal is None else 0.0
         low, high = self.attention.spread(masked)
-        return self._price(source, masked, low, np.hypot(high, doubt), self.precision)
+        return self._price(source, masked, low, np.hypot(high, log_factor), self.precision)
 
     def _price_convolutions(self, rows: Columns) -> Columns:
         model = self.convolutions
@@ -604,5 +604,5 @@ def class_precision(model: OperatorModel, operator_class: str) -> str | None:
     base = getattr(model, "base", None)  # of a model carried over from another GPU
     if not known and base is not None and operator_class == "gemm":
         return class_precision(base, operator_class)
-    found = known.get(operator_class)
-    return str(found) if found else None
+    precision = known.get(operator_class)
+    return str(precision) if precision else None

@@ -214,10 +214,10 @@ def _gather_traffic(plans: list[ExchangeTraffic]) -> tuple[dict[str, Any], Ints]
     joins and counters of messages [4, plans].
     """
     made = _fill(PLAN, len(plans), pattern=NOWHERE, free_waits=NOWHERE)
-    found: dict[str, Any] = {"plans": made}
-    found["flows"], found["hops"] = _gather_flows(plans, made)
-    found["patterns"], found["messages"], found["message_successors"] = _gather_patterns(plans, made)
-    return found, np.array([*map(_measure_room, plans)], dtype=np.int64).reshape(-1, 4).T
+    traffic: dict[str, Any] = {"plans": made}
+    traffic["flows"], traffic["hops"] = _gather_flows(plans, made)
+    traffic["patterns"], traffic["messages"], traffic["message_successors"] = _gather_patterns(plans, made)
+    return traffic, np.array([*map(_measure_room, plans)], dtype=np.int64).reshape(-1, 4).T
 
 
 def _measure_room(plan: ExchangeTraffic) -> tuple[int, int, int, int]:
@@ -270,8 +270,8 @@ def _gather_patterns(plans: list[ExchangeTraffic], made: Any) -> tuple[Any, Any,
         rows = messages[first : last - 1]
         rows["pair"], rows["blocks"], rows["missing"] = table.pair_of, table.blocks, table.missing
         messages["first_successor"][first:last] = table.first_successors
-    found = [table.successors for table in tables]
-    return patterns, messages, np.concatenate([*found, np.zeros(0, dtype=np.int32)])
+    successors = [table.successors for table in tables]
+    return patterns, messages, np.concatenate([*successors, np.zeros(0, dtype=np.int32)])
 
 
 def _narrow(flows: Any, hops: Ints, widths: Floats) -> Any:

@@ -105,8 +105,8 @@ class Crossings(Struct, frozen=True, eq=False):
         one = representative[self.link_class[self.link]] == self.link
         width = int(self.link_class.max(initial=0)) + 1
         keys = self.flow_class[self.flow[one]] * width + self.link_class[self.link[one]]
-        found, counts = np.unique(keys, return_counts=True)
-        return found // width, found % width, counts.astype(np.int64)
+        distinct, counts = np.unique(keys, return_counts=True)
+        return distinct // width, distinct % width, counts.astype(np.int64)
 
 
 def refine(flow: Ints, link: Ints, flow_kind: Ints, capacities: Floats) -> Crossings | None:
@@ -156,16 +156,16 @@ def mix(words: NDArray[np.integer]) -> Words:
 
 def add_up(owner: Ints, words: Words, owners: int) -> Words:
     """Return the sum of the words of each owner [owners], beyond 64 bits left out."""
-    found = np.zeros(owners, dtype=np.uint64)
-    np.add.at(found, owner, words)
-    return found
+    sums = np.zeros(owners, dtype=np.uint64)
+    np.add.at(sums, owner, words)
+    return sums
 
 
 def _refine_classes(classes: Ints, owner: Ints, seen: Ints) -> Ints:
     """Divide classes further by what their members see."""
     total = add_up(owner, mix(seen), len(classes))
-    found: Ints = np.unique(mix(classes) + mix(total), return_inverse=True)[1]
-    return found
+    refined: Ints = np.unique(mix(classes) + mix(total), return_inverse=True)[1]
+    return refined
 
 
 def _is_even(classes: Ints, owner: Ints, seen: Ints) -> bool:
@@ -318,7 +318,7 @@ class _Bundle(Struct, eq=False):
 
 
 def fold_plans(
-    asked: Sequence[Asked],
+    exchanges: Sequence[Asked],
     families: Sequence[Family],
     planners: Sequence[CollectivePlanner],
     links: Sequence[Link],
@@ -338,7 +338,7 @@ def fold_plans(
     chosen: list[tuple[list[Planned], _Bundle | None]] = []
     warnings: dict[str, None] = {}
     differences = _Differences()
-    for collective, size, number in asked:
+    for collective, size, number in exchanges:
         groups = families[number].groups
         key = number, planners[0].kind(collective, size)
         routed = _route_groups(planners[0], key[1], groups, collective, size)
@@ -347,8 +347,8 @@ def fold_plans(
         ]
         built = by_planner[0]
         warnings.update((plan.warning, None) for plan in built if plan.warning)
-        said = [tuple(map(_summarize_plan, plans)) for plans in zip(*by_planner, strict=True)]
-        differences.add(number, said, routed.code, collective, groups)
+        summaries = [tuple(map(_summarize_plan, plans)) for plans in zip(*by_planner, strict=True)]
+        differences.add(number, summaries, routed.code, collective, groups)
         plan, *_ = plans = [one[0] for one in by_planner]
         if not plan.flow_count:
             chosen.append((plans, None))
@@ -388,10 +388,10 @@ class _Differences:
         self.of_group: dict[int, Ints] = {}
         self._reason = ""
 
-    def add(self, family: int, said: Sequence[object], of_group: Ints, collective: str, groups: Ints) -> None:
+    def add(self, family: int, summaries: Sequence[object], of_group: Ints, collective: str, groups: Ints) -> None:
         """Compare what is said of each group: of those of a code, and of which each is."""
         numbers: dict[object, int] = {}
-        codes = np.array([numbers.setdefault(one, len(numbers)) for one in said], dtype=np.int64)
+        codes = np.array([numbers.setdefault(one, len(numbers)) for one in summaries], dtype=np.int64)
         if len(numbers) == 1:
             return
         codes = codes[of_group]
@@ -482,19 +482,19 @@ def _refine_flows(
     widths = np.array([link.bandwidth_bytes_per_s for link in links], dtype=np.float64)
     flow_of, link_of = np.concatenate(flows), np.concatenate(hops)
     beside = np.isin(link_of, np.array(sorted(slack), dtype=np.int64))
-    found = refine(flow_of[~beside], link_of[~beside], np.concatenate(kinds), widths)
-    if found is None:
+    refined = refine(flow_of[~beside], link_of[~beside], np.concatenate(kinds), widths)
+    if refined is None:
         raise CannotFoldError("hardly any links carry the same")
     differences = _Differences()
     for bundle in bundles:
         groups = len(bundle.groups.code)
         last = bundle.first + groups * bundle.pairs
-        classes = np.sort(found.flow_class[bundle.first : last].reshape(groups, -1), axis=1)
+        classes = np.sort(refined.flow_class[bundle.first : last].reshape(groups, -1), axis=1)
         if (classes != classes[0]).any():
-            said, each = [row.tobytes() for row in classes], np.arange(groups)
-            differences.add(bundle.family, said, each, "", families[bundle.family].groups)
+            row_bytes, each = [row.tobytes() for row in classes], np.arange(groups)
+            differences.add(bundle.family, row_bytes, each, "", families[bundle.family].groups)
     differences.check()
-    return found, (flow_of[beside], link_of[beside])
+    return refined, (flow_of[beside], link_of[beside])
 
 
 def _number_rows(rows: Floats) -> Ints:
@@ -609,13 +609,15 @@ def _fold_exchanges(
         raise CannotFoldError("the tasks of an exchange do not fit together")
     family_of = fold.family_of[fold.graph.task_columns["match_id"][rows.task[rows.first[:-1]]]]
     plan_of, firsts = rows.number_plans(family_of)
-    asked = [(rows.read_collective(match), rows.read_size(match), int(family_of[match])) for match in firsts.tolist()]
-    traffic = fold_plans(asked, fold.families, planners, links, slack)
+    of_family = [
+        (rows.read_collective(match), rows.read_size(match), int(family_of[match])) for match in firsts.tolist()
+    ]
+    traffic = fold_plans(of_family, fold.families, planners, links, slack)
     exchanges = []
     for plans in traffic.plans:
         confidences = [
             (collective, len(fold.families[family].groups[0]), plan.confidence)
-            for (collective, _, family), plan in zip(asked, plans, strict=True)
+            for (collective, _, family), plan in zip(of_family, plans, strict=True)
         ]
         made: list[ExchangeTraffic] = list(plans)
         exchanges.append(rows.assemble(made, plan_of, confidences, traffic.warnings))

@@ -430,18 +430,18 @@ def build_node_groups(
     if len(sizes) == 1:
         return links
     check_count("nics_per_node", nics_per_node)
-    found = sum(re.fullmatch(r"node0-nic\d+", node) is not None for node in find_nodes(links))
+    adapters = sum(re.fullmatch(r"node0-nic\d+", node) is not None for node in find_nodes(links))
     attach = attach_bandwidth_bytes_per_s, attach_latency_s
-    if found and (attach[0] is not None or nics_per_node != 1):
+    if adapters and (attach[0] is not None or nics_per_node != 1):
         raise PlatformError(
             "the network inside a node has NICs of its own",
             place="inside",
             fix="leave nics_per_node and attach_... out",
         )
-    if not found:
+    if not adapters:
         links += _attach(sizes, ranks_per_node, nics_per_node, *attach)
     network = between(len(sizes))
-    for rail in range(found or nics_per_node):
+    for rail in range(adapters or nics_per_node):
         links += rename(network, partial(_name_between, rail))
     return links
 

@@ -222,7 +222,7 @@ def read_algorithms(text: str) -> Algorithms:
     """Return the algorithms of a text, one for all but sends or ``all_reduce=ring,...``; InputError when unknown or repeated."""
     if "=" not in text:
         return spell_algorithm(text)
-    found: dict[str, str] = {}
+    algorithms: dict[str, str] = {}
     for part in text.split(","):
         name, equals, word = part.partition("=")
         collective = name.strip().replace("-", "_")
@@ -231,7 +231,7 @@ def read_algorithms(text: str) -> Algorithms:
                 f"{part.strip()!r} gives no collective an algorithm",
                 fix=f"write COLLECTIVE=ALGORITHM with one of {', '.join(WITH_BARRIER)}",
             )
-        if collective in found:
+        if collective in algorithms:
             raise InputError(f"{collective} has two algorithms", fix="keep one of them")
-        found[collective] = spell_algorithm(word)
-    return found
+        algorithms[collective] = spell_algorithm(word)
+    return algorithms

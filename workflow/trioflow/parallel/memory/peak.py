@@ -98,8 +98,8 @@ def load_survival(left_out: str = "") -> Survival:
 
 def count_wanted(entry: Mapping[str, Any]) -> int:
     """Return what the allocator of the ranks of an entry of ``estimate_memory`` would hold without a limit [bytes]."""
-    held = entry.get("wanted_bytes", entry.get("reserved_bytes", 0))
-    return max(int(held), int(entry["peak_bytes"]))
+    wanted = entry.get("wanted_bytes", entry.get("reserved_bytes", 0))
+    return max(int(wanted), int(entry["peak_bytes"]))
 
 
 def count_needed(memory: Sequence[Mapping[str, Any]]) -> float:
@@ -205,7 +205,7 @@ def estimate_memory(
     room_bytes, on_gpu = count_room(program.plan, device), trace.facts.device != "cpu"
     workspace = count_workspaces(device) * on_gpu
     spans = any(stage.update_shares for stage in program.stages)
-    found = []
+    entries = []
     for number, rank in enumerate(program.grid.find_representatives().tolist()):
         pipeline, rest = divmod(rank, program.plan.replicas * program.plan.tensor)
         parts = bool(program.partitions) and bool(program.partitions[pipeline].shared)
@@ -234,12 +234,12 @@ def estimate_memory(
             beside = _list_beside(trace, written, rows, program, rank, peak)
             more = sum(size * HELD_BESIDE[name] for name, size in beside.items())
             wanted = peak.peak_bytes + round(more)
-            held = min(wanted, max(peak.peak_bytes, room_bytes))
-            peak_entry |= {"reserved_bytes": int(held), "beside": beside}
-            peak_entry |= {"wanted_bytes": wanted} if wanted > held else {}
+            reserved = min(wanted, max(peak.peak_bytes, room_bytes))
+            peak_entry |= {"reserved_bytes": int(reserved), "beside": beside}
+            peak_entry |= {"wanted_bytes": wanted} if wanted > reserved else {}
         when = _describe_place(written, rows, micro_batch, peak, modules)
-        found.append({**peak_entry, "when": when, "curve": peak.list_changes()})
-    return found
+        entries.append({**peak_entry, "when": when, "curve": peak.list_changes()})
+    return entries
 
 
 def recall_memory(trace: Trace, plan: Plan, factors: Sequence[float]) -> list[dict[str, Any]]:
@@ -299,7 +299,7 @@ def _list_beside(
     stages = program.schedule.stages_of_rank(rank // (program.plan.replicas * program.plan.tensor))
     works = [program.stages[stage] for stage in stages]
     gathered = sum(2 * sum(work.gathered_bytes) for work in works if any(work.gather_copies_s))
-    found = {
+    beside = {
         "passing_bytes": sum(peak.categories.get(name, 0) for name in PASSING),
         "waiting_bytes": 0,
         "gathered_bytes": gathered,
@@ -314,8 +314,8 @@ def _list_beside(
         launched = _find_launched(trace)
         launches = sum(int(launched[getattr(work, phase)].sum()) for work in works for phase in phases)
         share = min(LEAD / max(launches, 1), 1.0)
-        found["waiting_bytes"] = round(waits / pieces * (1 - 1 / program.plan.tensor) * share)
-    return found
+        beside["waiting_bytes"] = round(waits / pieces * (1 - 1 / program.plan.tensor) * share)
+    return beside
 
 
 @of_model
@@ -338,21 +338,21 @@ def take_curves(memory: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _table_of(trace: ModelGraph, split: TensorSplit, program: ProgramBuilder, pipeline: int, data: int) -> StorageTable:
     """Return the allocations of some ranks: those of a stage, of a ZeRO-1 replica; -1 for all alike."""
     here: frozenset[int] | None = None
-    held: frozenset[int] | None = None
+    placed_here: frozenset[int] | None = None
     parts: Shares = {}
     if pipeline >= 0:
         stages = program.schedule.stages_of_rank(pipeline)
         placed = enumerate(program.placed or [frozenset()] * len(list_parameters(trace)))
-        here = held = frozenset(i for i, at in placed if not at or at.intersection(stages))
+        here = placed_here = frozenset(i for i, at in placed if not at or at.intersection(stages))
         sums = Counter[int]()
         for stage in stages:
             sums.update(program.stages[stage].update_shares)
         parts = {op: min(float(share), 1.0) for op, share in sums.items()}
         if data >= 0:
             partition = program.partitions[pipeline]
-            parts, mine = partition.shares[data], partition.owned_by(data)
-            here = frozenset(i for i, p in enumerate(list_parameters(trace)) if p.name in mine)
-    shares = share_storages(trace, program.plan, here, held)
+            parts, owned = partition.shares[data], partition.owned_by(data)
+            here = frozenset(i for i, p in enumerate(list_parameters(trace)) if p.name in owned)
+    shares = share_storages(trace, program.plan, here, placed_here)
     shares = {**share_tokens(trace, program.plan.context, program.plan.pipeline), **shares}
     return _build_table(trace, split, parts, shares)
 
@@ -444,12 +444,12 @@ def _held_always(program: ProgramBuilder, rank: int, recipe: PrecisionRecipe, ro
     """
     main = recipe.keeps_main_gradients and not recipe.keeps_made
     copied = recipe.made_bytes / recipe.gradient_bytes if main else 1.0
-    held = {"bucket": 0.0, "message": 0.0, "gathered": 0.0}
+    always = {"bucket": 0.0, "message": 0.0, "gathered": 0.0}
     if recipe.gather_buffers and program.plan.tensor > 1:
         group = _tensor_group(program, rank)
         gathers = rows["phase"].isin(("forward", "backward")) & rows["name"].isin(["all_gather"])
         sizes = rows["message_bytes"][gathers & rows["group"].isin([group])]
-        held["gathered"] = recipe.gather_buffers * float(sizes.max(initial=0))
+        always["gathered"] = recipe.gather_buffers * float(sizes.max(initial=0))
     place = program.schedule.rank_of_stage
     pipeline = rank // (program.plan.replicas * program.plan.tensor)
     for stage in program.schedule.stages_of_rank(pipeline):
@@ -458,16 +458,16 @@ def _held_always(program: ProgramBuilder, rank: int, recipe: PrecisionRecipe, ro
         if program.plan.sums_shards:  # DeepSpeed's buffer is of one size; others copy each bucket
             fullest = max((bucket.size_bytes for bucket in work.buckets), default=0)
             rest_bytes = program.plan.bucket_bytes - fullest
-            held["bucket"] += max(rest_bytes, 0) if recipe.waits_for_buckets else fullest
+            always["bucket"] += max(rest_bytes, 0) if recipe.waits_for_buckets else fullest
         if program.plan.replicas > 1 and (copies or not work.gathered_bytes):
-            held["bucket"] += copied * sum(b.size_bytes for b in work.buckets)
+            always["bucket"] += copied * sum(b.size_bytes for b in work.buckets)
         if program.schedule.traits.one_process or recipe.keeps_main_gradients:
             continue
         if stage and place[stage - 1] != pipeline:
-            held["message"] += sum(program.stages[stage - 1].send_bytes)
+            always["message"] += sum(program.stages[stage - 1].send_bytes)
         if place.get(stage + 1, pipeline) != pipeline and program.mode != FORWARD_ONLY:
-            held["message"] += sum(work.send_bytes)
-    return held
+            always["message"] += sum(work.send_bytes)
+    return always
 
 
 def _describe_place(

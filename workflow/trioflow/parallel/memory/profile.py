@@ -125,8 +125,8 @@ def _join_loss(trace: ModelGraph) -> NDArray[np.int64]:
     made = np.isin(tensors["producer_op_id"], operators["op_id"][forward | backward]) & (size > 0)
     large = made & (size == size[made].max(initial=0.0))
     single = large & (tensors["elem_bytes"] == _FP32_BYTES)
-    found = list(dict.fromkeys(storage[single].tolist()))[copies - 1 :]
-    return np.where(np.isin(storage, found), found[0] if found else -1, storage)
+    storages = list(dict.fromkeys(storage[single].tolist()))[copies - 1 :]
+    return np.where(np.isin(storage, storages), storages[0] if storages else -1, storage)
 
 
 @of_model
@@ -281,9 +281,9 @@ class RankMemory(Struct, frozen=True):
 
     def list_changes(self) -> dict[str, list[int]]:
         """Return the curve: the rows of its tasks from which on it holds another amount, and how much."""
-        held = np.rint(self.held_bytes).astype(np.int64)
-        places = np.flatnonzero(np.diff(held, prepend=-1))
-        return {"places": places.tolist(), "bytes": held[places].tolist()}
+        rounded = np.rint(self.held_bytes).astype(np.int64)
+        places = np.flatnonzero(np.diff(rounded, prepend=-1))
+        return {"places": places.tolist(), "bytes": rounded[places].tolist()}
 
 
 def profile_rank(
@@ -292,7 +292,7 @@ def profile_rank(
     factors: Sequence[float],
     lifetimes: Lifetimes,
     fixed: dict[str, float],
-    held: HeldMemory | None = None,
+    held_memory: HeldMemory | None = None,
     first_task: int = 0,
 ) -> RankMemory:
     """Return the peak of one rank's step, of all its ``tasks`` (`read_runs`); ``fixed`` is there all the time, by category [bytes].
@@ -301,33 +301,33 @@ def profile_rank(
     latest. A gradient stays until the end of the step, one of a further micro-batch until it has been added to the
     first. ``held`` names tasks by their ``task_id``, the rank's by numbers in a row from ``first_task`` on.
     """
-    held, count = held or HeldMemory(), tasks.rows
+    held_memory, count = held_memory or HeldMemory(), tasks.rows
     named = [(0, CATEGORIES.index(name), size) for name, size in fixed.items()]
-    named += [(task - first_task, CATEGORIES.index(name), size) for task, name, size in held.changes]
+    named += [(task - first_task, CATEGORIES.index(name), size) for task, name, size in held_memory.changes]
     changes = [np.array(named, dtype=float).reshape(-1, 3)]  # place, category, more or less [bytes]
     place = np.flatnonzero(tasks["op_id"] >= 0)
     if len(place):
         runs = tasks.take(place)
-        found = _find_instances(runs, place, table)
+        instances = _find_instances(runs, place, table)
         category = np.array([CATEGORIES.index(name) for name in table.categories[0]])[table.categories[1]]
         stays = ~table.made | (lifetimes.gradients_stay & table.is_gradient)
-        always = np.unique(found["storage"][stays[found["storage"]]])
+        always = np.unique(instances["storage"][stays[instances["storage"]]])
         grows = table.growing[always]
         size = table.bytes[always] * (1 - grows + grows * sum(factors))
         size *= 1 + lifetimes.made_stays * table.is_gradient[always]
         changes.append(np.column_stack([np.zeros(len(always)), category[always], size]))
         # What is made in the step, and not in a buffer that is always there.
-        arrives = ~found["made"] & ~(lifetimes.buffered | (found["micro_batch"] < 0))
-        passing = table.made[found["storage"]] & (found["made"] | arrives)
+        arrives = ~instances["made"] & ~(lifetimes.buffered | (instances["micro_batch"] < 0))
+        passing = table.made[instances["storage"]] & (instances["made"] | arrives)
         if not lifetimes.made_share:
-            passing &= ~stays[found["storage"]]
-        passing &= ~np.isin(found["storage"], lifetimes.of_update)
-        found = found.take(passing)
-        death = _choose_deaths(found, table, runs, place, lifetimes, count, held.dropped, first_task)
+            passing &= ~stays[instances["storage"]]
+        passing &= ~np.isin(instances["storage"], lifetimes.of_update)
+        instances = instances.take(passing)
+        death = _choose_deaths(instances, table, runs, place, lifetimes, count, held_memory.dropped, first_task)
         made = np.where(table.is_gradient, lifetimes.made_share or 1.0, 1.0)
-        size = _size_instances(found, table.bytes * made, table.growing, factors)
-        changes.append(np.column_stack([found["birth"], category[found["storage"]], size]))
-        changes.append(np.column_stack([death + 1, category[found["storage"]], -size]))
+        size = _size_instances(instances, table.bytes * made, table.growing, factors)
+        changes.append(np.column_stack([instances["birth"], category[instances["storage"]], size]))
+        changes.append(np.column_stack([death + 1, category[instances["storage"]], -size]))
     places, categories, sizes = np.concatenate(changes).T
     at, of = np.minimum(places, count).astype(np.int64), categories.astype(np.int64)
     total = np.cumsum(np.bincount(at, sizes, minlength=count + 1)[: max(count, 1)], dtype=np.float64)
@@ -369,10 +369,10 @@ def _bound_backward(
         max(int(one.max(initial=0)) for one in both) + 2
         for both in ((runs["stage"], stage), (runs["micro_batch"], micro_batch))
     )
-    found = np.full((stages, count), -1, dtype=np.int64)
+    bounds = np.full((stages, count), -1, dtype=np.int64)
     back = np.flatnonzero(runs["backward"])[:: 1 if last else -1]  # the last one written stands
-    found[runs["stage"][back], runs["micro_batch"][back] + 1] = place[back]
-    return np.asarray(found[stage, micro_batch + 1])
+    bounds[runs["stage"][back], runs["micro_batch"][back] + 1] = place[back]
+    return np.asarray(bounds[stage, micro_batch + 1])
 
 
 def _find_instances(runs: Columns, place: NDArray[np.int64], table: StorageTable) -> Columns:

@@ -293,11 +293,11 @@ class StageWork(Struct, dict=True):
     @cached_property
     def regions_before(self) -> dict[int, list[int]]:
         """Places of the regions that run again before each operator of backward."""
-        found: dict[int, list[int]] = {}
+        regions: dict[int, list[int]] = {}
         for index, region in enumerate(self.regions):
             for op_id in region.needed_by:
-                found.setdefault(op_id, []).append(index)
-        return found
+                regions.setdefault(op_id, []).append(index)
+        return regions
 
 
 class ProgramBuilder(Struct, kw_only=True, eq=False, dict=True):

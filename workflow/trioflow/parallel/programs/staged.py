@@ -371,8 +371,8 @@ class StagedRank(RankProgram):
             begin, known, before = graph.mark(), (len(changes), len(dropped)), set(self.repeated)
             self._run_all(what, micro_batch, op_ids[1:])
             again = [(stage, index) for stage, index, _ in self.repeated - before]
-            held = changes[known[0] :], dropped[known[1] :]
-            self._recorded[key] = _Recorded(micro_batch, begin, graph.mark(), *held, again, self._note())
+            remaining = changes[known[0] :], dropped[known[1] :]
+            self._recorded[key] = _Recorded(micro_batch, begin, graph.mark(), *remaining, again, self._note())
             return
         shift = graph.repeat(recorded.begin, recorded.end, micro_batch, micro_batch - recorded.micro_batch)
         changes += [(task + shift, name, size) for task, name, size in recorded.changes]
@@ -410,8 +410,8 @@ class StagedRank(RankProgram):
         """Return the operators of the stage beside which messages or copies go, or that run in parts."""
         work = self.work
         exchanges = (one for beside in (work.before, work.after) for one in chain(*beside.values()))
-        found = {*work.before, *work.after, *work.attentions, *work.input_share}
-        return found.union((one.beside for one in exchanges), self.mover.operators if self.mover else ())
+        crowded = {*work.before, *work.after, *work.attentions, *work.input_share}
+        return crowded.union((one.beside for one in exchanges), self.mover.operators if self.mover else ())
 
     def enter(self, op_id: int, micro_batch: int) -> None:
         """Bring back, or compute again, what an operator needs and the device has not kept."""
@@ -432,8 +432,8 @@ class StagedRank(RankProgram):
 
     def _needs(self, op_id: int, micro_batch: int) -> list[int]:
         """Return the places of the regions that run again before an operator of backward."""
-        found = self.work.regions_before.get(op_id, ())
-        return [index for index in found if (self.stage, index, micro_batch) not in self.repeated]
+        regions = self.work.regions_before.get(op_id, ())
+        return [index for index in regions if (self.stage, index, micro_batch) not in self.repeated]
 
     def _run(self, op_id: int, micro_batch: int, kind: str, phase: str, again: bool, called: str) -> None:
         """Run one operator between the collectives that go before and after it."""

@@ -136,11 +136,11 @@ class StageWorks(Struct):
     def _operators_of(self, stage_of: NDArray[np.int64], stage: int) -> StageWork:
         """Return a stage's operators; each stage updates its own copy of a tied parameter."""
         phases = self.trace.operator_columns["phase"]
-        mine = [stage_of == stage] * 3
+        chosen = [stage_of == stage] * 3
         for tied in self.tied:
-            mine[1] = mine[1] & ~np.isin(np.arange(len(phases)), list(tied.sums))
+            chosen[1] = chosen[1] & ~np.isin(np.arange(len(phases)), list(tied.sums))
         forward, backward, optimizer = (
-            np.flatnonzero(own & phases.isin([phase])).tolist() for own, phase in zip(mine, PHASES, strict=True)
+            np.flatnonzero(own & phases.isin([phase])).tolist() for own, phase in zip(chosen, PHASES, strict=True)
         )
         return StageWork(forward, backward, optimizer)
 
@@ -266,19 +266,19 @@ class StageWorks(Struct):
         bucket_of = {name: index for index, bucket in enumerate(buckets) for name in bucket.names}
         parameters = (p for p in list_parameters(self.trace) if p.name in bucket_of)
         left = {p.storage_id: bucket_of[p.name] for p in parameters}
-        found: dict[int, list[int]] = {}
+        readers: dict[int, list[int]] = {}
         for row in (row for row in self.trace.rows if row.op_id in in_stage):
             if read := {left[at] for at in row.reads if at in left}:
-                found[row.op_id] = sorted(read)
+                readers[row.op_id] = sorted(read)
                 left = {at: index for at, index in left.items() if index not in read}
-        return found
+        return readers
 
     def _place_exchanges(
-        self, found: Mapping[int, Sequence[Exchange]], in_stage: set[int]
+        self, exchanges_of: Mapping[int, Sequence[Exchange]], in_stage: set[int]
     ) -> dict[int, list[Exchange]]:
         """Return a stage's collectives beside operators with sizes and copies of each micro-batch."""
         placed: dict[int, list[Exchange]] = {}
-        for op, exchanges in found.items():
+        for op, exchanges in exchanges_of.items():
             for exchange in exchanges if op in in_stage else ():
                 sizes = tuple(exchange.scale(factor) for factor in self.factors)
                 copied = [exchange.copy_bytes(f) for f in self.factors if exchange.copied]
@@ -316,12 +316,12 @@ class StageWorks(Struct):
 
     def _predict(self, name: str, sizes: Sequence[int], reads: int, times: int = 1) -> NDArray[np.float64]:
         """Predict an operator over some buffers, one by one, and remember how sure that is."""
-        found = self.priced.predict_elementwise(name, sizes, reads)
-        time_s: NDArray[np.float64] = found["time_s"]
-        self.spread_s[0] += times * float((time_s - found["low_s"]).sum())
-        self.spread_s[1] += times * float((found["high_s"] - time_s).sum())
+        predicted = self.priced.predict_elementwise(name, sizes, reads)
+        time_s: NDArray[np.float64] = predicted["time_s"]
+        self.spread_s[0] += times * float((time_s - predicted["low_s"]).sum())
+        self.spread_s[1] += times * float((predicted["high_s"] - time_s).sum())
         self.predicted |= bool(sizes)
-        self.extrapolated |= bool(found["extrapolated"].any())
+        self.extrapolated |= bool(predicted["extrapolated"].any())
         return time_s
 
     def _elementwise_s(self, name: str, sizes: Sequence[int], reads: int, times: int = 1) -> float:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trioflow.parallel.programs.staged import StagedRank
 
 
-class _Way(Struct, frozen=True):
+class _Pass(Struct, frozen=True):
     """Tasks of one of the two actions, in a row."""
 
     begin: int
@@ -41,39 +41,39 @@ class _Way(Struct, frozen=True):
 def run_together(rank: StagedRank, forward: Action, backward: Action) -> None:
     """Write two actions of a rank, one behind the other, and then in turns; the backward begins."""
     graph, memory = rank.program.graph, rank.memory
-    mark, before, held = graph.mark(), rank.last, len(memory.changes)
-    ways: list[_Way] = []
+    mark, before, changes_before = graph.mark(), rank.last, len(memory.changes)
+    passes: list[_Pass] = []
     left: list[int] = []
     for action in (backward, forward):
         begin, rank.last, rank.turns, rank.stage = graph.next_task, before, [], action.stage
         rank.compute_action(action)
         assert rank.last is not None
-        changes = slice(held, len(memory.changes))
-        ways.append(_Way(begin, graph.next_task, rank.turns, rank.last, changes))
+        changes = slice(changes_before, len(memory.changes))
+        passes.append(_Pass(begin, graph.next_task, rank.turns, rank.last, changes))
         # What is left to be waited for at the end of one is nothing for the other.
-        left, rank.waits, held = left + rank.waits, [], len(memory.changes)
-    moved = graph.reorder(mark, _take_turns(ways))
+        left, rank.waits, changes_before = left + rank.waits, [], len(memory.changes)
+    moved = graph.reorder(mark, _take_turns(passes))
 
     def find(task: int) -> int:
         return int(moved[task - mark.tasks]) if task >= mark.tasks else task
 
-    for way in ways:  # what is held from the next task on is held from behind a way's last
-        memory.changes[way.changes] = [
-            (find(task) if task < way.end else find(way.end - 1) + 1, name, size)
-            for task, name, size in memory.changes[way.changes]
+    for one in passes:  # what is held from the next task on is held from behind a pass's last
+        memory.changes[one.changes] = [
+            (find(task) if task < one.end else find(one.end - 1) + 1, name, size)
+            for task, name, size in memory.changes[one.changes]
         ]
-    rank.ended = {"backward": find(ways[0].last), "forward": find(ways[1].last)}
+    rank.ended = {"backward": find(passes[0].last), "forward": find(passes[1].last)}
     rank.last = max(rank.ended.values())
     rank.launched = None if rank.launched is None else find(rank.launched)
     rank.waits, rank.reduced = [find(task) for task in left], [find(task) for task in rank.reduced]
 
 
-def _take_turns(ways: Sequence[_Way]) -> NDArray[np.int64]:
-    """Return the tasks of both ways in turns."""
+def _take_turns(passes: Sequence[_Pass]) -> NDArray[np.int64]:
+    """Return the tasks of both passes in turns."""
     pieces = []
-    for way in ways:
+    for one in passes:
         # Exchanges right behind one another are one turn.
-        turns = [task for task in way.turns if task + 1 not in way.turns]
-        pieces.append(np.split(np.arange(way.begin, way.end), [t + 1 - way.begin for t in turns]))
+        turns = [task for task in one.turns if task + 1 not in one.turns]
+        pieces.append(np.split(np.arange(one.begin, one.end), [t + 1 - one.begin for t in turns]))
     in_turn = zip_longest(*pieces, fillvalue=np.zeros(0, dtype=np.int64))
     return np.concatenate([*chain.from_iterable(in_turn)]).astype(np.int64)

@@ -61,7 +61,7 @@ def cost_units(
     ``chunk_cat``); the target counts as read. Where ``fully_shard`` brings gradients into another format, ``chunk_cat``
     does it: the trace's casts are that copy.
     """
-    found = []
+    costs = []
     added, facts = list_added_gradients(trace), trace.facts
     for unit in units:
         shards = plan.shards_of(unit.experts)
@@ -71,7 +71,7 @@ def cost_units(
         parts = [p.size_bytes for p in unit.parameters if p.trained and (p.name not in added or not whole)]
         gradients = parts if whole else [round(size * kept / max(sum(parts), 1)) for size in parts]
         further = micro_steps > 1
-        found.append(
+        costs.append(
             UnitWork(
                 unit,
                 gathered,
@@ -83,7 +83,7 @@ def cost_units(
                 elementwise("aten::add_", gradients, 2) if further else 0.0,
             )
         )
-    return found
+    return costs
 
 
 class UnitRank(StagedRank):
@@ -345,9 +345,9 @@ class UnitRank(StagedRank):
         """Reduce a unit's gradients and leave this rank its shard; a ``further`` one is added to the first."""
         unit = self.units[index]
         self.waits += self.reduced[:1]
-        held = unit.reduced_bytes + further * unit.kept_bytes
-        self.hold("gathered", held - self.scattering)
-        self.scattering = held
+        size_bytes = unit.reduced_bytes + further * unit.kept_bytes
+        self.hold("gathered", size_bytes - self.scattering)
+        self.scattering = size_bytes
         self.compute("copy into reduce-scatter", unit.reduce_copy_s, "memcpy", phase="backward")
         made = frozenset(p.gradient_storage_id for p in unit.unit.parameters)
         self.drop(made)

@@ -429,10 +429,10 @@ def _build_registered(name: str, ranks: int, micro_batches: int, stages_per_rank
 
 def _check_numbers(name: str, made: Schedule, ranks: int, micro_batches: int, stages_per_rank: int) -> None:
     """Refuse, with PlanError, a table of another size: one stage a rank for two would be a step of half the model."""
-    found = (made.ranks, made.stages, made.micro_batches)
-    if found != (ranks, ranks * stages_per_rank, micro_batches):
+    numbers = (made.ranks, made.stages, made.micro_batches)
+    if numbers != (ranks, ranks * stages_per_rank, micro_batches):
         raise PlanError(
-            f"the schedule {name!r} has {found[0]} ranks, {found[1]} stages and {found[2]} micro-batches,"
+            f"the schedule {name!r} has {numbers[0]} ranks, {numbers[1]} stages and {numbers[2]} micro-batches,"
             f" the plan {ranks}, {ranks * stages_per_rank} and {micro_batches}"
         )
 
@@ -453,9 +453,9 @@ def parse_action(text: str) -> Action | None:
         return Action(int(match[1]), match[2])
     if match := _TOGETHER.fullmatch(text):
         parts = tuple(parse_action(part) for part in match[1].split(";"))
-        found = tuple(p for p in parts if p is not None and p.kind in COMPUTE_KINDS)
-        if len(found) == len(parts) > 1:
-            return Action(-1, OVERLAP_F_B, None, found)
+        computing = tuple(p for p in parts if p is not None and p.kind in COMPUTE_KINDS)
+        if len(computing) == len(parts) > 1:
+            return Action(-1, OVERLAP_F_B, None, computing)
     raise PlanError(
         f"{text!r} is not an action", fix="write stage, action and micro-batch, such as 2F0, 1SEND_B3 or 0REDUCE_GRAD"
     )

@@ -201,8 +201,8 @@ def lower_directly(schedule: Schedule) -> Schedule:
             result.append(action)
             message = None if again else sent_by(action, rank_of_stage, stages)
             result += message[:1] if message else ()
-        mine = sorted({a.stage for a in result if a is not None})
-        rows.append((*result, *(Action(stage, REDUCE_GRAD) for stage in mine)))
+        own_stages = sorted({a.stage for a in result if a is not None})
+        rows.append((*result, *(Action(stage, REDUCE_GRAD) for stage in own_stages)))
     return structs.replace(schedule, rows=tuple(rows))
 
 

@@ -47,14 +47,14 @@ RING, ALL_GATHER, ALL_TO_ALL = "ring", "all-gather", "all-to-all"
 @of_model
 def find_attentions(trace: ModelGraph) -> dict[int, tuple[list[int], list[tuple[int, ...]], int | None]]:
     """Return the fused attentions: inputs' places and shapes [samples, heads, tokens, size] of q, k, v; the forward operator."""
-    found = {}
+    attentions = {}
     for row in (row for row in trace.rows if row.phase in ("forward", "backward")):
         name, backward = plain_operator_name(row.name)
         places = [i for i, shape in enumerate(row.input_shapes) if len(shape) == 4][backward : backward + 3]
         if "attention" in name and len(places) == 3:
             shapes = [tuple(row.input_shapes[i]) for i in places]
-            found[row.op_id] = (places, shapes, row.forward_op_id if backward else None)
-    return found
+            attentions[row.op_id] = (places, shapes, row.forward_op_id if backward else None)
+    return attentions
 
 
 def check_context(trace: Trace, plan: Plan) -> None:
@@ -123,16 +123,16 @@ def share_tokens(trace: ModelGraph, degree: int, pipeline: int) -> dict[int, flo
     if degree == 1:
         return {}
     columns = zip(trace.storage, trace.shape, trace.tensor_columns["dtype"].tolist(), strict=True)
-    held = [
+    shares = [
         (storage, (shape, dtype))
-        for (storage, shape, dtype), mine in zip(columns, _list_token_tensors(trace), strict=True)
-        if mine
+        for (storage, shape, dtype), of_tokens in zip(columns, _list_token_tensors(trace), strict=True)
+        if of_tokens
     ]
-    copies = Counter(kind for _, kind in dict.fromkeys(held))
+    copies = Counter(kind for _, kind in dict.fromkeys(shares))
     batch = trace.facts.batch
     return {
         storage: min(pipeline / copies[kind], 1.0) / degree if kind[0][:1] != (batch,) else 1 / degree
-        for storage, kind in held
+        for storage, kind in shares
     }
 
 
@@ -142,12 +142,12 @@ def split_context(split: TensorSplit, trace: ModelGraph, degree: int, method: st
         return split
     operators = split.operators
     steps = ~operators["phase"].isin(["optimizer"])
-    sizes, held = trace.size, _list_token_tensors(trace)
+    sizes, token_tensors = trace.size, _list_token_tensors(trace)
     grows = (trace.operator_columns["batch_read_bytes"] > 0).tolist()
     tables = np.array(
         [
-            sum(sizes[i] for i in ids if held[i] and trace.shape[i][:1] != (trace.facts.batch,))
-            if any(held[i] for i in ids) and grows[op]
+            sum(sizes[i] for i in ids if token_tensors[i] and trace.shape[i][:1] != (trace.facts.batch,))
+            if any(token_tensors[i] for i in ids) and grows[op]
             else 0
             for op, ids in enumerate(trace.operator_columns["input_ids"])
         ],
@@ -163,9 +163,9 @@ def split_context(split: TensorSplit, trace: ModelGraph, degree: int, method: st
     before, after = (
         {
             op: [structs.replace(e, size_bytes=round(e.size_bytes / degree)) for e in held_]
-            for op, held_ in found.items()
+            for op, held_ in exchanges.items()
         }
-        for found in (split.before, split.after)
+        for exchanges in (split.before, split.after)
     )
     return structs.replace(
         split,
@@ -179,13 +179,13 @@ def split_context(split: TensorSplit, trace: ModelGraph, degree: int, method: st
 def _list_attentions(split: TensorSplit, trace: ModelGraph, degree: int, method: str) -> dict[int, SharedAttention]:
     sizes = trace.size
     ids, whole = (trace.operator_columns[name].tolist() for name in ("input_ids", "flop"))
-    mine = split.operators["flop"].tolist()
+    flop = split.operators["flop"].tolist()
     return {
         op: SharedAttention(
             method,
             degree,
             forward,
-            *(sizes[ids[op][place]] * mine[op] / max(whole[op], 1) / degree for place in places),
+            *(sizes[ids[op][place]] * flop[op] / max(whole[op], 1) / degree for place in places),
         )
         for op, (places, _, forward) in find_attentions(trace).items()
     }
@@ -222,11 +222,11 @@ def _time_blocks(
     operators = reference.operators
     names, phases, shapes = (operators[name].tolist() for name in ("name", "phase", "input_shapes"))
     for op in rings:
-        mine = float(flop[op]) * factor  # of C blocks
-        kind = (names[op], phases[op], repr(shapes[op]), mine)
+        block_flop = float(flop[op]) * factor  # of C blocks
+        kind = (names[op], phases[op], repr(shapes[op]), block_flop)
         if kind not in kinds:
             row = {name: operators[name][op] for name in ("flop", "read_bytes", "write_bytes", "input_shapes")}
-            works += _make_blocks(row, attentions[op][0], split.attentions[op].ranks, mine)
+            works += _make_blocks(row, attentions[op][0], split.attentions[op].ranks, block_flop)
             rows += [op] * 4
         kind_of[op] = kinds.setdefault(kind, len(kinds))
     recorded = dict(zip(rings, (operators["device_ns"][rings] / NS_PER_S).tolist(), strict=True))
@@ -241,7 +241,7 @@ def _time_blocks(
 
 def _make_blocks(row: Mapping[str, Any], places: Sequence[int], ranks: int, flop: float) -> list[dict[str, Any]]:
     """Return an attention as recorded, its first block, and the two kinds of the others."""
-    found = [dict(row)]
+    blocks = [dict(row)]
     query = row["input_shapes"][places[0]]
     for queries, keys, part in ((1.0, 1.0, 1.0), (0.5, 1.0, 0.5), (1.0, 0.5, 0.5)):
         shapes = [list(shape) for shape in row["input_shapes"]]
@@ -250,5 +250,5 @@ def _make_blocks(row: Mapping[str, Any], places: Sequence[int], ranks: int, flop
                 share = keys if place in places[1:] else queries
                 shape[2] = max(round(query[2] / ranks * share), 1)
         work = {name: round(int(row[name]) / ranks * (queries + keys) / 2) for name in ("read_bytes", "write_bytes")}
-        found.append({**row, **work, "input_shapes": shapes, "flop": round(flop / ranks * part)})
-    return found
+        blocks.append({**row, **work, "input_shapes": shapes, "flop": round(flop / ranks * part)})
+    return blocks

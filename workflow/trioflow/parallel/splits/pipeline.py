@@ -79,7 +79,7 @@ def list_parameters(trace: ModelGraph, tensor: int = 1, expert: int = 1) -> list
         )
     rules = dict(trace.facts.tensor_split or {}) if tensor > 1 else {}
     made, of_experts = find_gradients(trace), find_expert_modules(trace)
-    found = []
+    parameters = []
     for entry in listed:
         name, shape = str(entry["name"]), [int(size) for size in entry["shape"]]
         module = name.rpartition(".")[0]
@@ -92,7 +92,7 @@ def list_parameters(trace: ModelGraph, tensor: int = 1, expert: int = 1) -> list
             shape[0] //= whole
             shape[-1] //= expert // whole
         storage = int(known.get(name, {}).get("parameter_storage_id", -1))
-        found.append(
+        parameters.append(
             Parameter(
                 name,
                 tuple(shape),
@@ -106,7 +106,7 @@ def list_parameters(trace: ModelGraph, tensor: int = 1, expert: int = 1) -> list
                 experts=experts,
             )
         )
-    return found
+    return parameters
 
 
 @of_model
@@ -118,8 +118,8 @@ def find_gradients(trace: ModelGraph) -> dict[str, int]:
     """
     width = trace.facts.kept_width
     sizes, entries = trace.size, trace.facts.gradients
-    found = {str(g["name"]): int(g.get("gradient_storage_id", -1)) for g in entries}
-    known = set(found.values())
+    gradient_of = {str(g["name"]): int(g.get("gradient_storage_id", -1)) for g in entries}
+    known = set(gradient_of.values())
     free: dict[int, tuple[int, int]] = {}
     columns = (trace.category, trace.storage, trace.tensor_columns["producer_op_id"].tolist())
     for row, (category, storage, maker) in enumerate(zip(*columns, strict=True)):
@@ -127,7 +127,7 @@ def find_gradients(trace: ModelGraph) -> dict[str, int]:
             size = max(sizes[row], free.get(storage, (0, 0))[0])
             free[storage] = (size, maker)
     for entry in entries:
-        if found[str(entry["name"])] >= 0:
+        if gradient_of[str(entry["name"])] >= 0:
             continue
         # Gradients of one operator become ready in the order of its results.
         fitting = [
@@ -137,9 +137,9 @@ def find_gradients(trace: ModelGraph) -> dict[str, int]:
         ]
         if fitting:
             storage = -max(fitting)[1]
-            found[str(entry["name"])] = storage
+            gradient_of[str(entry["name"])] = storage
             free.pop(storage)
-    return found
+    return gradient_of
 
 
 @of_model
@@ -222,11 +222,11 @@ def size_weights(trace: Trace, buckets: Sequence[Bucket]) -> list[int]:
     width = trace.facts.reduced_width
     halved = find_scaled(trace) if trace.facts.recipe.fp8_parameters else frozenset[int]()
     made = {str(g["name"]): g["size_bytes"] * width for g in trace.facts.gradients}
-    held = {p.name: p.size_bytes / (2 if p.storage_id in halved else 1) for p in list_parameters(trace)}
+    weights = {p.name: p.size_bytes / (2 if p.storage_id in halved else 1) for p in list_parameters(trace)}
     return [
         round(
             sum(
-                size * held.get(name, made[name]) / made[name]
+                size * weights.get(name, made[name]) / made[name]
                 for name, size in zip(bucket.names, bucket.sizes_bytes, strict=True)
             )
         )
@@ -358,16 +358,16 @@ def crossing_storages(trace: ModelGraph, cut: int) -> dict[int, int]:
 def _list_crossings(trace: ModelGraph) -> list[tuple[int, int, int, int]]:
     """Return the activations that a later unit reads: storage, size [bytes], first unit that made it, unit that reads it."""
     made: dict[int, int] = {}
-    found, unit_of = [], assign_units(trace).tolist()
+    crossings, unit_of = [], assign_units(trace).tolist()
     for row in trace.forward:
         unit = unit_of[row.op_id]
         for index, storage in zip(row.input_ids, row.reads, strict=True):
             first = made.get(storage, unit)
             if first < unit and trace.category[index] == "activation":
-                found.append((storage, trace.size[index], first, unit))
+                crossings.append((storage, trace.size[index], first, unit))
         for storage in row.makes:
             made[storage] = min(unit, made.get(storage, unit))
-    return found
+    return crossings
 
 
 def boundary_bytes(trace: Trace, cut: int) -> int:

@@ -70,22 +70,22 @@ def find_owners(trace: ModelGraph) -> Owners:
             if known >= 0:
                 owner[known] = index
     rows = [row for row in trace.rows if row.phase == "optimizer"]
-    found: dict[int, frozenset[int]] = {}
+    owners: dict[int, frozenset[int]] = {}
     for _ in range(2):  # the second pass knows the states that the first one met late
         for row in rows:
             lists = [[i for i in side if shapes[i]] for side in (row.input_ids, row.output_ids)]
-            mine = {owner[storage[i]] for side in lists for i in side if storage[i] in owner}
-            order = _find_order([owner.get(storage[i], -1) for i in lists[0]], len(mine))
+            owned = {owner[storage[i]] for side in lists for i in side if storage[i] in owner}
+            order = _find_order([owner.get(storage[i], -1) for i in lists[0]], len(owned))
             for side in lists:
                 _follow_order(side, order, storage, shapes, owner)
-            found[row.op_id] = frozenset(mine)
+            owners[row.op_id] = frozenset(owned)
     following: frozenset[int] = frozenset()
-    for op_id in reversed(found):
-        following = found[op_id] = found[op_id] or following
+    for op_id in reversed(owners):
+        following = owners[op_id] = owners[op_id] or following
     for row in rows:
-        if not found[row.op_id]:
-            found[row.op_id] = _guess_owners(parameters, row.module)
-    return Owners(found, owner)
+        if not owners[row.op_id]:
+            owners[row.op_id] = _guess_owners(parameters, row.module)
+    return Owners(owners, owner)
 
 
 def _find_order(owners: Sequence[int], count: int) -> list[int]:
@@ -129,15 +129,15 @@ def list_updates(trace: ModelGraph) -> list[int]:
 
 
 def share_updates(
-    trace: Trace, sizes: Sequence[float], held: Sequence[float], operators: Iterable[int] | None = None
+    trace: Trace, sizes: Sequence[float], held_bytes: Sequence[float], operators: Iterable[int] | None = None
 ) -> dict[int, float]:
     """Return the part of optimizer operators' work, of all or some, on what a rank holds: ``held`` of parameters' ``sizes`` [bytes]."""
     owners = find_owners(trace).of_operator
     shares: dict[int, float] = {}
     for op_id in list_updates(trace) if operators is None else operators:
-        mine = owners.get(op_id, ())
-        if whole := sum(sizes[i] for i in mine):
-            shares[op_id] = sum(held[i] for i in mine) / whole
+        owned = owners.get(op_id, ())
+        if whole := sum(sizes[i] for i in owned):
+            shares[op_id] = sum(held_bytes[i] for i in owned) / whole
     return shares
 
 
@@ -154,19 +154,19 @@ def share_optimizer(
         stages = frozenset[int]().union(*map(placed.__getitem__, parameters))
         if len(stages) > 1:
             (here.add if stage in stages else here.discard)(op_id)
-    held = [n * (stage in at) for n, at in zip(sizes, placed, strict=True)]
-    shares = share_updates(trace, sizes, held, [op for op in list_updates(trace) if op in here])
+    held_bytes = [n * (stage in at) for n, at in zip(sizes, placed, strict=True)]
+    shares = share_updates(trace, sizes, held_bytes, [op for op in list_updates(trace) if op in here])
     return sorted(here), {op: share for op, share in shares.items() if share < 1}
 
 
 def shard_updates(trace: ModelGraph, degree: int) -> dict[int, float]:
     """Return the part of the optimizer's operators that is left to one tensor-parallel rank."""
     try:
-        sizes, held = ([float(p.size_bytes) for p in list_parameters(trace, ranks)] for ranks in (1, degree))
+        sizes, held_bytes = ([float(p.size_bytes) for p in list_parameters(trace, ranks)] for ranks in (1, degree))
     except PlanError:  # names of modules are all that is known
         rules = trace.facts.tensor_split or {}
         return {op: 1 / degree for op in list_updates(trace) if kind_of_module(trace.rows[op].module, rules)}
-    return share_updates(trace, sizes, held)
+    return share_updates(trace, sizes, held_bytes)
 
 
 def held_sizes(trace: Trace, plan: Plan) -> list[float]:
@@ -186,7 +186,7 @@ def held_sizes(trace: Trace, plan: Plan) -> list[float]:
 
 @of_model
 def share_storages(
-    trace: ModelGraph, plan: Plan, here: frozenset[int] | None = None, held: frozenset[int] | None = None
+    trace: ModelGraph, plan: Plan, here: frozenset[int] | None = None, kept: frozenset[int] | None = None
 ) -> dict[int, float]:
     """Return the part of each parameter, its gradient and state that a rank holds, by storage.
 
@@ -194,7 +194,7 @@ def share_storages(
     default.
     """
     shares, owners, of_parameter = _share_owned(trace, plan)
-    for places, which in ((here, ~of_parameter), (held, of_parameter)):
+    for places, which in ((here, ~of_parameter), (kept, of_parameter)):
         if places is not None:
             shares = np.where(which & ~np.isin(owners, list(places)), 0.0, shares)
     return dict(zip(find_owners(trace).of_storage, shares.tolist(), strict=True))
@@ -206,12 +206,12 @@ def _share_owned(trace: ModelGraph, plan: Plan) -> tuple[NDArray[np.float64], ND
     owners = find_owners(trace).of_storage
     if not owners:
         return np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool)
-    whole, mine = list_parameters(trace), list_parameters(trace, plan.tensor, plan.expert_parts)
+    whole, parts = list_parameters(trace), list_parameters(trace, plan.tensor, plan.expert_parts)
     updated, main = held_sizes(trace, plan), trace.facts.recipe.main_parameter_bytes
     weights = weigh_parameters(trace, plan)
     shares, of_parameter = [], []
     for storage, index in owners.items():
-        parameter, size = mine[index], max(whole[index].size_bytes, 1)
+        parameter, size = parts[index], max(whole[index].size_bytes, 1)
         split = parameter.size_bytes / size
         if storage == parameter.storage_id:
             # What is sharded of a trained one is the main weight, kept as a state.
@@ -259,16 +259,16 @@ def place_parameters(
 
     Several stages hold a copy of ``tied`` ones.
     """
-    found: dict[str, frozenset[int]] = {}
+    places: dict[str, frozenset[int]] = {}
     untrained = {int(e["parameter_storage_id"]): str(e["name"]) for e in list_untrained(trace)}
     if untrained:
         for stage, row in zip(stage_of.tolist(), trace.rows, strict=True):
             for name in {untrained[at] for at in row.reads if at in untrained}:
-                found[name] = found.get(name, frozenset()) | {stage}
+                places[name] = places.get(name, frozenset()) | {stage}
     for gradient in trace.facts.gradients:
         name = str(gradient["name"])
         made = frozenset([int(stage_of[int(gradient["ready_after_op_id"])])])
-        found[name] = frozenset(tied[name]) if name in tied else made
+        places[name] = frozenset(tied[name]) if name in tied else made
     try:
         parameters = list_parameters(trace)
     except PlanError:
@@ -278,8 +278,8 @@ def place_parameters(
         for parameter in (p for p in parameters if p.unread):
             around = [m for m in stages if m and f"{parameter.name}.".startswith(f"{m}.")]
             if around:
-                found[parameter.name] = frozenset([stages[max(around, key=len)]])
-    return [found.get(p.name, frozenset()) for p in parameters]
+                places[parameter.name] = frozenset([stages[max(around, key=len)]])
+    return [places.get(p.name, frozenset()) for p in parameters]
 
 
 EXPERTS_UNIT = ".experts"
@@ -314,8 +314,8 @@ def build_units(trace: ModelGraph, tensor: int = 1, expert: int = 1, apart: bool
     A unit that shares a parameter with another one is left to the root: two units of ``fully_shard`` cannot own one
     parameter.
     """
-    if not pipeline_units(trace) and (found := _find_units(trace)):
-        entries = [{"name": name, "modules": modules} for name, modules in found.items()]
+    if not pipeline_units(trace) and (wrapped := _find_units(trace)):
+        entries = [{"name": name, "modules": modules} for name, modules in wrapped.items()]
         trace = trace.with_facts(replace(trace.facts, units=entries))
     parameters, units = list_parameters(trace, tensor, expert), pipeline_units(trace)
     owner = {p.name: _find_unit(p.name, units) for p in parameters}
@@ -353,8 +353,8 @@ def _place_experts(trace: ModelGraph, unit: ShardedUnit, parameters: list[Parame
     if not parameters:
         return []
     modules = sorted({p.module for p in parameters})
-    found = _place_unit(trace, f"{unit.name}{EXPERTS_UNIT}", modules, parameters)
-    return [structs.replace(found, experts=True)]
+    placed = _place_unit(trace, f"{unit.name}{EXPERTS_UNIT}", modules, parameters)
+    return [structs.replace(placed, experts=True)]
 
 
 def build_stage_units(
@@ -367,16 +367,16 @@ def build_stage_units(
     """
     *inner, root = build_units(trace, plan.tensor, plan.expert_parts, plan.places_experts)
     here = set(np.flatnonzero(stage_of == stage).tolist())
-    mine = [unit for unit in inner if unit.first_forward in here]
+    of_stage = [unit for unit in inner if unit.first_forward in here]
     if stage:  # what another rank sends has a gradient
-        mine = [structs.replace(unit, in_graph=unit.last_backward >= 0) for unit in mine]
+        of_stage = [structs.replace(unit, in_graph=unit.last_backward >= 0) for unit in of_stage]
     names = {
         p.name
         for p, stages in zip(list_parameters(trace, plan.tensor), placed, strict=True)
         if stage in stages or not (stages or stage)
     }
     rest = tuple(p for p in root.parameters if p.name in names)
-    return [*mine, _place_root(trace, rest, here)]
+    return [*of_stage, _place_root(trace, rest, here)]
 
 
 @of_model
@@ -396,7 +396,7 @@ def _find_units(trace: ModelGraph) -> dict[str, list[str]]:
             siblings.setdefault(block, []).append(".".join(parts[place + 1 :]))
     blocks: list[str] = []
     for _, inside in sorted(children.items(), key=lambda item: item[0].count(".")):
-        alike = [set(held) for held in inside.values() if any("." in name for name in held)]
+        alike = [set(inner) for inner in inside.values() if any("." in name for name in inner)]
         # The first of several often has a parameter more.
         if any(one <= other or other <= one for one, other in pairwise(alike)):
             blocks += [block for block in inside if not is_inside(block, blocks)]
@@ -428,8 +428,8 @@ def _find_unit(name: str, units: dict[str, list[str]]) -> int:
 def _place_unit(trace: ModelGraph, name: str, paths: list[str], parameters: list[Parameter]) -> ShardedUnit:
     """Find a unit's operators: those of its modules that have parameters."""
     wrapped = [path for path in paths if any(is_inside(p.name, [path]) for p in parameters)]
-    mine = {module for module in {row.module for row in trace.forward} if is_inside(module, wrapped)}
-    forward = [row.op_id for row in trace.forward if row.module in mine]
+    modules = {module for module in {row.module for row in trace.forward} if is_inside(module, wrapped)}
+    forward = [row.op_id for row in trace.forward if row.module in modules]
     backward = sorted(row.op_id for op_id in forward for row in trace.backward_of.get(op_id, ()))
     if not forward or not (backward or all(p.frozen for p in parameters)):
         raise PlanError(
@@ -496,13 +496,13 @@ class OptimizerPartition(Struct, frozen=True):
 
 def partition_parameters(sizes: Sequence[int], ranks: int) -> list[list[int]]:
     """Return the parameters of each rank, by elements: the largest first, each to the rank with the least so far."""
-    found: list[list[int]] = [[] for _ in range(ranks)]
+    parts: list[list[int]] = [[] for _ in range(ranks)]
     sums = [0] * ranks
     for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         rank = sums.index(min(sums))
-        found[rank].append(index)
+        parts[rank].append(index)
         sums[rank] += sizes[index]
-    return found
+    return parts
 
 
 @of_model
@@ -517,15 +517,15 @@ def partition_optimizer(
     """
     parameters = list_parameters(trace, tensor, expert)
     sizes = [prod(p.shape) for p in parameters]
-    held = range(len(parameters)) if here is None else sorted(here)
-    mine = [i for i in held if not parameters[i].frozen]
+    placed = range(len(parameters)) if here is None else sorted(here)
+    trained = [i for i in placed if not parameters[i].frozen]
     parts: list[list[list[int]]] = []
     owners: list[set[int]] = [set() for _ in range(ranks)]
     ranks_of: dict[int, range] = {}
     for of_experts, alike in ((False, 1), (True, expert)):
-        apart = [i for i in mine if (parameters[i].experts and expert > 1) == of_experts]
-        found = partition_parameters([sizes[i] for i in apart], ranks // alike)
-        parts.append([[apart[i] for i in part] for part in found])
+        apart = [i for i in trained if (parameters[i].experts and expert > 1) == of_experts]
+        cut = partition_parameters([sizes[i] for i in apart], ranks // alike)
+        parts.append([[apart[i] for i in part] for part in cut])
         for place, part in enumerate(parts[-1]):
             of_part = range(place * alike, (place + 1) * alike)
             ranks_of |= dict.fromkeys(part, of_part)
@@ -551,12 +551,12 @@ def partition_optimizer(
 
 
 def partition_stages(
-    trace: Trace, plan: Plan, placed: Sequence[frozenset[int]], held: Sequence[Iterable[int]]
+    trace: Trace, plan: Plan, placed: Sequence[frozenset[int]], stages_of: Sequence[Iterable[int]]
 ) -> list[OptimizerPartition]:
     """Return, of ZeRO-1, who updates what of each of the pipeline's ranks, which have ``held`` places; else nothing."""
     if plan.sharding != "zero1":
         return []
     here: list[frozenset[int] | None] = [None]
     if plan.pipeline > 1:
-        here = [frozenset(i for i, at in enumerate(placed) if not at.isdisjoint(mine)) for mine in held]
-    return [partition_optimizer(trace, plan.shards, plan.expert, mine, plan.tensor) for mine in here]
+        here = [frozenset(i for i, at in enumerate(placed) if not at.isdisjoint(indices)) for indices in stages_of]
+    return [partition_optimizer(trace, plan.shards, plan.expert, indices, plan.tensor) for indices in here]

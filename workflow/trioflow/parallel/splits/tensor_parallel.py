@@ -136,10 +136,10 @@ class ExchangePlacer:
                 self.split.add(AFTER, op_id, Exchange(name, splitter.size[index]))
         elif kind in ("column", "exit"):
             self._gather(row, kind)
-        found = splitter.vocabulary
-        if found is not None and op_id in found.statistics:
-            for _ in range(found.statistics[op_id]):
-                size = _STATISTIC_BYTES * found.tokens
+        vocabulary = splitter.vocabulary
+        if vocabulary is not None and op_id in vocabulary.statistics:
+            for _ in range(vocabulary.statistics[op_id]):
+                size = _STATISTIC_BYTES * vocabulary.tokens
                 self.split.add(AFTER, op_id, Exchange("all_reduce", size))
 
     def _gather(self, row: Operator, kind: str) -> None:
@@ -216,8 +216,8 @@ def overlap_products(split: TensorSplit, trace: ModelGraph, plan: Plan) -> Tenso
     head, pieces = find_head(trace), plan.tensor if plan.tensor_overlap == "products" else 1
     moved = structs.replace(
         split,
-        before={op: list(held) for op, held in split.before.items()},
-        after={op: list(held) for op, held in split.after.items()},
+        before={op: list(exchanges) for op, exchanges in split.before.items()},
+        after={op: list(exchanges) for op, exchanges in split.after.items()},
         swapped=dict(split.swapped),
     )
     for layer in _list_layers(trace):
@@ -241,23 +241,23 @@ def overlap_products(split: TensorSplit, trace: ModelGraph, plan: Plan) -> Tenso
     return moved
 
 
-def _take(found: dict[int, list[Exchange]], op: int) -> list[Exchange]:
+def _take(exchanges: dict[int, list[Exchange]], op: int) -> list[Exchange]:
     """Take the messages of tensor parallelism beside an operator away, and return them."""
-    held = found.get(op, [])
-    mine = [one for one in held if one.group == TENSOR]
-    if mine:
-        found[op] = [one for one in held if one.group != TENSOR]
-    return mine
+    of_op = exchanges.get(op, [])
+    taken = [one for one in of_op if one.group == TENSOR]
+    if taken:
+        exchanges[op] = [one for one in of_op if one.group != TENSOR]
+    return taken
 
 
 def _list_layers(trace: ModelGraph) -> list[_Layer]:
     """Return the linear layers whose backward is two products; experts' are no such, they compute in groups."""
-    experts, found = find_expert_modules(trace), []
+    experts, layers = find_expert_modules(trace), []
     for forward, rows in trace.backward_of.items():
         products = {bool(row.weights): row.op_id for row in rows if row.flop and row.module not in experts}
         if len(products) == 2:
-            found.append(_Layer(forward, products[True], products[False], tuple(row.op_id for row in rows)))
-    return found
+            layers.append(_Layer(forward, products[True], products[False], tuple(row.op_id for row in rows)))
+    return layers
 
 
 EXCHANGE = "all_to_all"
@@ -272,23 +272,23 @@ def split_experts(trace: ModelGraph, plan: Plan, split: TensorSplit) -> TensorSp
     if plan.expert_parts == 1:
         return split
     layers = find_expert_layers(trace)
-    found = structs.replace(
+    result = structs.replace(
         split,
-        before={op: list(held) for op, held in split.before.items()},
-        after={op: list(held) for op, held in split.after.items()},
+        before={op: list(exchanges) for op, exchanges in split.before.items()},
+        after={op: list(exchanges) for op, exchanges in split.after.items()},
     )
     gradients = {op: [row.op_id for row in rows] for op, rows in trace.backward_of.items()}
     of_layer: dict[int, tuple[ExpertLayer, float]] = {}
     for layer, loads in zip(layers, spread_tokens(trace, plan), strict=True):
         most = float(loads.max())
         kept = _share_of_tokens(trace, split, layer.permute)
-        _place_exchanges(found, layer, gradients, plan, kept * most)
+        _place_exchanges(result, layer, gradients, plan, kept * most)
         inside = [op for one in layer.inside for op in (one, *gradients.get(one, ()))]
         of_layer |= dict.fromkeys(inside, (layer, most))
         if plan.expert_slices > 1:
-            _gather_rows(found, trace, layer, inside, kept * (plan.expert_slices - 1))
-    _cut_work(found, trace, plan, of_layer)
-    return _cut_expert_updates(found, trace, plan)
+            _gather_rows(result, trace, layer, inside, kept * (plan.expert_slices - 1))
+    _cut_work(result, trace, plan, of_layer)
+    return _cut_expert_updates(result, trace, plan)
 
 
 def _cut_work(
@@ -306,12 +306,12 @@ def _cut_work(
     of_experts = {"flop": np.zeros_like(ops)}
     for name, ids in (("read_bytes", "input_ids"), ("write_bytes", "output_ids")):
         tensors = trace.operator_columns[ids]
-        held = [
+        rows = [
             sum(size[i] for i in tensors[op] if len(shape[i]) == 3 and shape[i][0] == layer.experts) // cut
             for op, (layer, _) in of_layer.items()
         ]
         total, growing = columns[name][ops], columns[f"batch_{name}"][ops]
-        weights = np.minimum(np.array(held, dtype=np.int64), total)
+        weights = np.minimum(np.array(rows, dtype=np.int64), total)
         of_experts[name] = weights // plan.expert_parts
         columns[name][ops] = total - weights + of_experts[name]
         columns[f"batch_{name}"][ops] = np.minimum(growing, total - weights)
@@ -331,9 +331,9 @@ def _gather_rows(split: TensorSplit, trace: ModelGraph, layer: ExpertLayer, insi
     wide = {layer.rows_bytes, layer.made_bytes}
     for name, ids in (("read_bytes", "input_ids"), ("write_bytes", "output_ids")):
         moved = split.operators[name][inside] > 0
-        held = trace.operator_columns[ids]
+        rows = trace.operator_columns[ids]
         added = [
-            round(more * sum(size[i] for i in held[op] if size[i] in wide and category[i] == "activation"))
+            round(more * sum(size[i] for i in rows[op] if size[i] in wide and category[i] == "activation"))
             for op in inside
         ]
         for column in (name, f"batch_{name}"):
@@ -344,10 +344,10 @@ def _gather_rows(split: TensorSplit, trace: ModelGraph, layer: ExpertLayer, insi
 
 def _cut_expert_updates(split: TensorSplit, trace: ModelGraph, plan: Plan) -> TensorSplit:
     """Leave a rank the updates of its own experts."""
-    sizes, held = (
+    sizes, held_bytes = (
         [float(p.size_bytes) for p in list_parameters(trace, plan.tensor, ranks)] for ranks in (1, plan.expert_parts)
     )
-    return structs.replace(split, operators=scale_work(split.operators, share_updates(trace, sizes, held)))
+    return structs.replace(split, operators=scale_work(split.operators, share_updates(trace, sizes, held_bytes)))
 
 
 def _place_exchanges(
@@ -380,18 +380,18 @@ def _make_exchanges(plan: Plan, layer: ExpertLayer, size_bytes: int, copied: str
     """
     domains, inside = plan.expert_hops
     token = size_bytes / layer.per_token
-    found = [
+    exchanges = [
         Exchange(EXCHANGE, round(token * _count_places(layer, places)), group=group)
         for places, group, ranks in ((domains, EXPERT_NODES, domains), (plan.expert, EXPERT_DOMAIN, inside))
         if ranks > 1
     ]
     if not domains and plan.expert > 1:
         sorts = plan.expert < layer.experts
-        found = [Exchange(EXCHANGE, size_bytes, copied if sorts else "", group=EXPERTS)]
+        exchanges = [Exchange(EXCHANGE, size_bytes, copied if sorts else "", group=EXPERTS)]
     if plan.expert_slices > 1:
         name = "all_gather" if copied == AFTER else "reduce_scatter"
-        found.append(Exchange(name, size_bytes * plan.expert_slices, group=EXPERT_SLICES))
-    return found if copied == AFTER else found[::-1]
+        exchanges.append(Exchange(name, size_bytes * plan.expert_slices, group=EXPERT_SLICES))
+    return exchanges if copied == AFTER else exchanges[::-1]
 
 
 def _count_places(layer: ExpertLayer, places: int) -> float:
@@ -407,8 +407,8 @@ def _count_places(layer: ExpertLayer, places: int) -> float:
 
 def _share_of_tokens(trace: Trace, split: TensorSplit, permute: int) -> float:
     """Return the part of the tokens that a rank copies: all, or its own of sequence parallelism."""
-    whole, mine = (table["write_bytes"][permute] for table in (trace.operator_columns, split.operators))
-    return float(mine / whole) if whole else 1.0
+    whole, part = (table["write_bytes"][permute] for table in (trace.operator_columns, split.operators))
+    return float(part / whole) if whole else 1.0
 
 
 _WHOLE = ("parameter", "gradient", "buffer")
@@ -551,8 +551,8 @@ def split_operators(trace: ModelGraph, degree: int, *, sequence: bool = False, v
         return TensorSplit(trace.operator_columns)
     if sequence:
         check_tokens(trace, degree)
-    found = find_vocabulary(trace, degree) if vocabulary else None
-    splitter = Splitter(trace, degree, sequence, found)
+    vocabulary_split = find_vocabulary(trace, degree) if vocabulary else None
+    splitter = Splitter(trace, degree, sequence, vocabulary_split)
     split = TensorSplit(trace.operator_columns)
     messages = ExchangePlacer(splitter, split)
     # Cells of an array are slow to write one by one.

@@ -129,7 +129,7 @@ class TensorSplit(Struct, eq=False):
     @property
     def exchanges(self) -> list[Exchange]:
         """All exchanges, those before operators first."""
-        return [e for found in (self.before, self.after) for held in found.values() for e in held]
+        return [e for side in (self.before, self.after) for of_op in side.values() for e in of_op]
 
     def add(self, where: str, op_id: int, exchange: Exchange) -> None:
         """Put an exchange before or after an operator, behind those that are there."""
@@ -166,10 +166,10 @@ def list_untrained(trace: ModelGraph) -> list[dict[str, Any]]:
         if category == "parameter" and at not in owned:
             for place in (readers.setdefault(at, str(module)), _ANYWHERE):
                 places.setdefault((place, shape), []).append(at)
-    found: dict[str, int] = {}
+    untrained: dict[str, int] = {}
     free = [p for p in trace.facts.parameters or [] if str(p["name"]) not in gradients]
     for depth in (1, None):
-        for entry in (e for e in free if str(e["name"]) not in found):
+        for entry in (e for e in free if str(e["name"]) not in untrained):
             parts, shape = str(entry["name"]).split("."), tuple(entry["shape"])
             around = [".".join(parts[:n]) for n in range(len(parts) - 1, -1, -1)][:depth]
             known = [entry["storage_id"]] if "storage_id" in entry else []
@@ -177,17 +177,17 @@ def list_untrained(trace: ModelGraph) -> list[dict[str, Any]]:
                 known += places.get((place, shape), [])
             storage = next((s for s in known if s in readers), None)
             if storage is not None:
-                found[str(entry["name"])] = storage
+                untrained[str(entry["name"])] = storage
                 del readers[storage]
     return [
         {
             "name": name,
             "module": name.rpartition(".")[0],
-            "parameter_storage_id": found[name],
+            "parameter_storage_id": untrained[name],
             "size_bytes": prod(entry["shape"]) * int(entry.get("elem_bytes", 4)),
         }
         for entry in free
-        if (name := str(entry["name"])) in found
+        if (name := str(entry["name"])) in untrained
     ]
 
 
@@ -202,11 +202,11 @@ def count_heads(trace: ModelGraph) -> list[int]:
     reads.
     """
     configured = str((trace.facts.row or {}).get("heads", ""))
-    found = {*(trace.facts.attention_heads or ()), *map(int, [configured] * configured.isdigit())}
+    counts = {*(trace.facts.attention_heads or ()), *map(int, [configured] * configured.isdigit())}
     for row in trace.forward:
         if ATTENTION in row.name:
-            found |= {shape[1] for shape in row.input_shapes[:3] if len(shape) == 4}
-    return sorted(found)
+            counts |= {shape[1] for shape in row.input_shapes[:3] if len(shape) == 4}
+    return sorted(counts)
 
 
 @of_model
@@ -283,11 +283,11 @@ class ExpertLayer(Struct, frozen=True):
 def find_expert_layers(trace: ModelGraph) -> list[ExpertLayer]:
     """Return the layers of experts that are computed by grouped products, in the order of forward."""
     size, producer = trace.size, trace.tensor_columns["producer_op_id"].tolist()
-    found: dict[str, list[Operator]] = {}
+    layers: dict[str, list[Operator]] = {}
     for row in trace.forward:
         if plain_operator_name(row.name)[0] in _GROUPED and row.weights and row.output_ids:
-            found.setdefault(row.module.rpartition(".")[0], []).append(row)
-    copied = {layer: _look_through_casts(trace, rows[0].input_ids[0]) for layer, rows in found.items()}
+            layers.setdefault(row.module.rpartition(".")[0], []).append(row)
+    copied = {layer: _look_through_casts(trace, rows[0].input_ids[0]) for layer, rows in layers.items()}
     return [
         ExpertLayer(
             next(shape[0] for shape in rows[0].input_shapes if len(shape) == 3),
@@ -299,7 +299,7 @@ def find_expert_layers(trace: ModelGraph) -> list[ExpertLayer]:
             size[copied[layer]] / max((size[i] for i in trace.rows[int(producer[copied[layer]])].input_ids), default=1),
             "consecutive" in (trace.facts.routing or {}),
         )
-        for layer, rows in found.items()
+        for layer, rows in layers.items()
     ]
 
 
@@ -391,7 +391,7 @@ def read_routing(text: str, seed: int = 0) -> Mapping[str, Any] | None:
 
 def _read_shares(file: str) -> list[list[float]]:
     """Return the shares of a file, by layer."""
-    found: dict[int, dict[int, float]] = {}
+    shares_of: dict[int, dict[int, float]] = {}
     for number, line in enumerate(read_text(file, InputError).splitlines(), 1):
         cells = line.replace(",", " ").split()
         if not cells or (number == 1 and not cells[0].replace(".", "").isdecimal()):
@@ -402,24 +402,24 @@ def _read_shares(file: str) -> list[list[float]]:
         except ValueError:
             layer, expert, share = [], -1, -1.0
         place = layer[0] if layer else 0
-        held = found.setdefault(place, {})
-        if len(layer) > 1 or expert < 0 or expert in held or not 0 <= share < math.inf:
+        of_layer = shares_of.setdefault(place, {})
+        if len(layer) > 1 or expert < 0 or expert in of_layer or not 0 <= share < math.inf:
             raise TableError(
                 f"{line!r:.60} is no new expert with its share",
                 file=file,
                 place=f"line {number}",
                 fix="write a row an expert: LAYER EXPERT SHARE, or EXPERT SHARE for all layers",
             )
-        held[expert] = share
+        of_layer[expert] = share
     shares = []
-    for layer_number, held in sorted(found.items()):
-        if sorted(held) != list(range(len(held))) or not sum(held.values()):
+    for layer_number, of_layer in sorted(shares_of.items()):
+        if sorted(of_layer) != list(range(len(of_layer))) or not sum(of_layer.values()):
             raise TableError(
-                f"layer {layer_number}: {len(held)} experts are not numbered from 0 on, or none gets anything",
+                f"layer {layer_number}: {len(of_layer)} experts are not numbered from 0 on, or none gets anything",
                 file=file,
                 fix="name every expert of the layer once",
             )
-        shares.append([held[i] / sum(held.values()) for i in range(len(held))])
+        shares.append([of_layer[i] / sum(of_layer.values()) for i in range(len(of_layer))])
     if not shares:
         raise TableError("no shares of experts", file=file, fix="write a row an expert: EXPERT SHARE")
     return shares
@@ -641,13 +641,13 @@ def _find_statistics(behind: Sequence[Operator]) -> dict[int, int]:
     """Return how many all-reduces of one number a token follow each operator of the loss; PlanError without a loss of words."""
     whole = [3 * plain_operator_name(row.name)[0].startswith("cross_entropy") for row in behind]
     counts = (one or _REDUCED.get(class_of_name(row.name), 0) for one, row in zip(whole, behind, strict=True))
-    found = {row.op_id: count for row, count in zip(behind, counts, strict=True) if count}
-    if sum(found.values()) < 3:
+    statistics = {row.op_id: count for row, count in zip(behind, counts, strict=True) if count}
+    if sum(statistics.values()) < 3:
         raise PlanError(
             "vocabulary parallelism: no cross entropy follows the head in this trace",
             fix="leave vocabulary_parallel out",
         )
-    return found
+    return statistics
 
 
 LAYERS: Mapping[str, str] = {
@@ -692,15 +692,15 @@ VOCABULARY: Mapping[str, str] = {
 
 def split_like_megatron(trace: Trace, *, vocabulary: bool = True) -> ModelGraph:
     """Return the trace with the layers that Megatron-LM cuts named in its facts; PlanError when none is known."""
-    found = find_layers(trace)
-    if not found:
+    layers = find_layers(trace)
+    if not layers:
         raise PlanError(
             f"no module of {trace.facts.workload} is a layer that Megatron-LM cuts",
             fix="use data or pipeline parallelism, or tensor_style gather",
         )
     if vocabulary:
-        found = found | _match(trace, VOCABULARY)
-    facts = replace(trace.facts, tensor_split=found, tensor_split_by_name=True)
+        layers = layers | _match(trace, VOCABULARY)
+    facts = replace(trace.facts, tensor_split=layers, tensor_split_by_name=True)
     return ModelGraph.of(trace).with_facts(facts)
 
 
@@ -731,8 +731,8 @@ def prepare_split(trace: ModelGraph, plan: Plan) -> ModelGraph:
         )
     if plan.tensor > 1 and plan.tensor_style != TENSOR_STYLE:
         return with_rules(trace, find_rank_program(plan).find_rules(trace), {})
-    found = _name_layers(trace, plan.tensor, plan.vocabulary_parallel)
-    return leave_experts_whole(found) if plan.expert_cut < plan.tensor else found
+    layers = _name_layers(trace, plan.tensor, plan.vocabulary_parallel)
+    return leave_experts_whole(layers) if plan.expert_cut < plan.tensor else layers
 
 
 @of_model
@@ -743,6 +743,8 @@ def _name_layers(trace: ModelGraph, degree: int, vocabulary: bool) -> ModelGraph
         return split_like_megatron(trace, vocabulary=vocabulary)
     if not vocabulary:
         return trace
-    found = find_vocabulary(trace, degree)
-    rules = {**(trace.facts.tensor_split or {}), **dict.fromkeys(found.modules, "column")}
-    return with_rules(trace, rules, dict.fromkeys(found.weights, found.padded_words / found.words))
+    vocabulary_split = find_vocabulary(trace, degree)
+    rules = {**(trace.facts.tensor_split or {}), **dict.fromkeys(vocabulary_split.modules, "column")}
+    return with_rules(
+        trace, rules, dict.fromkeys(vocabulary_split.weights, vocabulary_split.padded_words / vocabulary_split.words)
+    )

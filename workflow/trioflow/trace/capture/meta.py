@@ -263,13 +263,13 @@ def _add_in_place(nodes: list[Node], by_id: dict[int, Node], keeping: set[int]) 
     moved: dict[int, int] = {}
     for place, node in enumerate(nodes):
         first = next((ref for _, ref in _list_defined(node.inputs)), None)
-        held = node.node_id in keeping or (first is not None and last_read[first.storage] > place)
+        is_kept = node.node_id in keeping or (first is not None and last_read[first.storage] > place)
         for refs in (node.inputs, node.outputs):
             for at, ref in _list_defined(refs):
                 tensor, storage = same.get((ref.tensor, ref.storage), (ref.tensor, ref.storage))
                 refs[at] = replace(ref, tensor=tensor, storage=moved.get(storage, storage))
         above = by_id.get(node.parent, node).name
-        if node.name == "aten::add" and above.startswith(_ACCUMULATES) and not held:
+        if node.name == "aten::add" and above.startswith(_ACCUMULATES) and not is_kept:
             node.name = renamed[node.record_id] = "aten::add_"
             node.schema = str(torch.ops.aten.add_.Tensor._schema)
         elif node.name != "aten::lift_fresh":  # a number of the program, made a fake tensor
@@ -418,7 +418,7 @@ def _move_to_fake(model: torch.nn.Module) -> None:
         return known[tensor]
 
     for module in model.modules():
-        for held in (module._parameters, module._buffers, vars(module)):
-            for name, value in held.items():
+        for attributes in (module._parameters, module._buffers, vars(module)):
+            for name, value in attributes.items():
                 if isinstance(value, torch.Tensor) and value.is_meta:
-                    held[name] = fake(value)
+                    attributes[name] = fake(value)

@@ -245,13 +245,13 @@ def read_spans(spans: list[tuple[Any, Any]]) -> list[float]:
 
 def _refer(value: Any, place: int) -> list[TensorRef]:
     """Return the tensors of one argument or result."""
-    found = []
+    references = []
     for one in tree_leaves(value):
         if isinstance(one, torch.Tensor) and one.layout is torch.strided:
             kind = _DTYPES.get(one.dtype, str(one.dtype).replace("torch.float", "c10::Float"))
             storage, shape = one.untyped_storage()._cdata, tuple(map(int, one.shape))
-            found.append(TensorRef(id(one), storage, one.element_size(), shape, kind, place))
-    return found
+            references.append(TensorRef(id(one), storage, one.element_size(), shape, kind, place))
+    return references
 
 
 def _describe_message(name: str, given: dict[str, Any], result: Any) -> dict[str, Any] | None:
@@ -298,10 +298,10 @@ def _find_written(schema: Any) -> frozenset[int]:
 
 def _find_group(given: dict[str, Any]) -> dist.ProcessGroup:
     """Return the process group that a call names."""
-    held = given.get("process_group", given.get("group_name"))
-    if isinstance(held, str):
-        return _resolve_process_group(held)
-    return held if isinstance(held, dist.ProcessGroup) else dist.ProcessGroup.unbox(held)
+    group = given.get("process_group", given.get("group_name"))
+    if isinstance(group, str):
+        return _resolve_process_group(group)
+    return group if isinstance(group, dist.ProcessGroup) else dist.ProcessGroup.unbox(group)
 
 
 _MARK = "_trioflow_mark"
@@ -537,10 +537,10 @@ def _without_values(mode: NotingFakeMode) -> Iterator[None]:
         )
 
     with ExitStack() as changed:
-        for name, held in list(vars(DeviceMesh).items()):
-            kind = type(held) if isinstance(held, staticmethod | classmethod) else None
-            if kind is not None or isinstance(held, FunctionType):
-                made = _keep_values(held.__func__ if kind else held)
+        for name, attribute in list(vars(DeviceMesh).items()):
+            kind = type(attribute) if isinstance(attribute, staticmethod | classmethod) else None
+            if kind is not None or isinstance(attribute, FunctionType):
+                made = _keep_values(attribute.__func__ if kind else attribute)
                 changed.enter_context(mock.patch.object(DeviceMesh, name, kind(made) if kind else made))
         changed.enter_context(mock.patch.object(device_mesh, "torch", _TorchWithValues()))
         changed.enter_context(mock.patch.object(DistributedDataParallel, "__init__", refuse))
@@ -562,8 +562,8 @@ class _TorchWithValues:
     """What ``torch`` is to the module of meshes: its functions make tensors with data."""
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(torch, name)
-        return _keep_values(found) if isinstance(found, BuiltinFunctionType) else found
+        attribute = getattr(torch, name)
+        return _keep_values(attribute) if isinstance(attribute, BuiltinFunctionType) else attribute
 
 
 def _make_step(row: Mapping[str, Any], batch: int) -> Callable[[], Any]:
@@ -623,7 +623,7 @@ def _call(step: Callable[[], Any]) -> None:
 
 def _describe(row: Mapping[str, Any], batch: int, where: str, times_s: Sequence[float], timed: bool) -> dict[str, Any]:
     """Return the facts that the recorder does not hold."""
-    found = {
+    parts = {
         **stamp(torch=str(torch.__version__)),
         "source": "capture of a rank",
         "workload": str(row["workload"]),
@@ -634,7 +634,7 @@ def _describe(row: Mapping[str, Any], batch: int, where: str, times_s: Sequence[
         "step_time_s": statistics.median(times_s) if timed else 0.0,
         "step_time_source": "un-profiled" if timed else UNTIMED,
     }
-    return found | ({"step_times_s": list(times_s), "host": host_environment()} if timed else {})
+    return parts | ({"step_times_s": list(times_s), "host": host_environment()} if timed else {})
 
 
 def _set_times(recorder: ProgramRecorder, spans_s: list[list[float]], step_s: float) -> None:

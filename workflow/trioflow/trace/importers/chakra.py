@@ -159,16 +159,16 @@ def _launch(calls: Calls, nodes: Sequence[ChakraNode], events: dict[int, Event])
         of_operator.setdefault(above, []).append(node)
     step.operators.sort(key=lambda e: e.start_ns)
     for place, operator in enumerate(step.operators):
-        mine = of_operator.get(operator, [])
-        messages = [n for n in mine if n.kind.startswith("COMM_")]
+        launches = of_operator.get(operator, [])
+        messages = [n for n in launches if n.kind.startswith("COMM_")]
         if messages:
             calls.messages[place] = messages
-        kernels = [events[n.node_id] for n in mine if n not in messages and not n.on_cpu]
+        kernels = [events[n.node_id] for n in launches if n not in messages and not n.on_cpu]
         if not kernels and operator.category != _HOST:
             kernels = [replace(operator, end_ns=operator.start_ns)]  # a message takes no time
         step.launched.append(sorted(kernels, key=lambda e: (e.start_ns, e.end_ns)))
         step.communicates.append(bool(messages) or calls_collective(operator) or any(map(is_communication, kernels)))
-        if kernels and all(n.kind.startswith("MEM_") for n in mine if not n.on_cpu):
+        if kernels and all(n.kind.startswith("MEM_") for n in launches if not n.on_cpu):
             calls.copies.add(place)
 
 
@@ -201,8 +201,8 @@ class _Run:
     def ends(self, node: ChakraNode) -> list[int | None]:
         """Return sender and receiver, by default the file's own rank on its side."""
         own = "comm_src" if node.kind == "COMM_SEND_NODE" else "comm_dst"
-        said = {word: node.number(word) for word in ("comm_src", "comm_dst")}
-        return [self.rank if one is None and word == own else one for word, one in said.items()]
+        ends = {word: node.number(word) for word in ("comm_src", "comm_dst")}
+        return [self.rank if one is None and word == own else one for word, one in ends.items()]
 
     def members(self, node: ChakraNode) -> list[int]:
         """Return the ranks that a message is among; empty where nothing says them."""
@@ -218,7 +218,7 @@ def find_chakra_ranks(paths: Sequence[Path]) -> dict[int, RankFile]:
     if len(files) < 2:
         return {}
     named = [(file, _FILE.match(file.name)) for file in files]
-    found: dict[int, RankFile] = {}
+    ranks: dict[int, RankFile] = {}
     for file, match in named:
         if match is None or named[0][1] is None or match["prefix"] != named[0][1]["prefix"]:
             raise TraceError(
@@ -226,9 +226,9 @@ def find_chakra_ranks(paths: Sequence[Path]) -> dict[int, RankFile]:
                 file=file,
                 fix="give files of one set, PREFIX.<rank>.et",
             )
-        found[int(match["rank"])] = RankFile(file, read=partial(import_chakra, file))
-    check_ranks(found, None, paths[0])
-    return found
+        ranks[int(match["rank"])] = RankFile(file, read=partial(import_chakra, file))
+    check_ranks(ranks, None, paths[0])
+    return ranks
 
 
 def _list_set(folder: Path) -> list[Path]:
@@ -298,8 +298,8 @@ def _read_run(path: Path, stated: Mapping[str, Any], nodes: Sequence[ChakraNode]
         beside = len({one["rank"] for one in names if one and one["prefix"] == match["prefix"]})
         files = [path.parent / name.format(prefix=match["prefix"]) for name in _GROUP_FILES]
     try:
-        said: object = next((read_json(file, TraceError) for file in files if file.is_file()), {})
-        groups = msgspec.convert(said, dict[str, _Ranks])
+        content: object = next((read_json(file, TraceError) for file in files if file.is_file()), {})
+        groups = msgspec.convert(content, dict[str, _Ranks])
         for node in nodes:
             if node.kind == "METADATA_NODE" and "process_group:init" in node.name:
                 for text in read_text(node.sides["inputs"][0]):
@@ -310,8 +310,8 @@ def _read_run(path: Path, stated: Mapping[str, Any], nodes: Sequence[ChakraNode]
             f"its communicator groups cannot be read: {error}", file=path, fix='write such as {"1": [0, 1]}'
         ) from None
     known = [rank for group in groups.values() for rank in group]
-    found = max([beside if beside > 1 else 0, *(rank + 1 for rank in known)])
-    ranks = options.world_size or found
+    ranks_named = max([beside if beside > 1 else 0, *(rank + 1 for rank in known)])
+    ranks = options.world_size or ranks_named
     if stated.get("ranks"):
         ranks = int(options.need("world_size", path, stated["ranks"]))
     own = stated.get("rank", int(match["rank"]) if match else 0)
@@ -455,9 +455,9 @@ def _observe(node: ChakraNode, own_ids: dict[int, int]) -> ObservedOperator:
 
 def _find_phase(node: ChakraNode) -> str:
     """Return the phase that a node states or that its name gives; forward otherwise."""
-    said = node.text(OWN + "phase")
-    if said in PHASES:
-        return said
+    phase = node.text(OWN + "phase")
+    if phase in PHASES:
+        return phase
     if node.name.startswith("Optimizer"):
         return "optimizer"
     return "backward" if any(word in node.name for word in _BACKWARD) else "forward"

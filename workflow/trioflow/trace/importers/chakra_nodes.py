@@ -127,12 +127,12 @@ def sort_by_waiting(
 
 def read_attributes(message: Any) -> dict[str, Any]:
     """Return the attributes of a message by name; lists as lists, None for no value."""
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for attribute in message.attr:
         kind = attribute.WhichOneof("value")
         value: Any = getattr(attribute, kind) if kind else None
-        found[attribute.name] = list(value.values) if kind and kind.endswith("_list") else value
-    return found
+        attributes[attribute.name] = list(value.values) if kind and kind.endswith("_list") else value
+    return attributes
 
 
 def write_messages(path: str | Path, messages: Iterable[Any]) -> None:
@@ -292,12 +292,12 @@ class ChakraNode:
         categories = self.attributes.get(f"{OWN}{side[:-1]}_categories")
         try:
             columns = (read_text(text) for text in self.sides[side])
-            found = [read_tensor(*part, unsized=True) for part in list_tensors(*columns)]
+            references = [read_tensor(*part, unsized=True) for part in list_tensors(*columns)]
             if categories:
                 if not isinstance(categories, list) or not set(categories) <= {"", *CATEGORIES}:
                     raise ValueError(f"{categories!r:.60} are not categories")
-                pairs = zip(found, categories, strict=True)
-                found = [replace(ref, category=word) for ref, word in pairs]
+                pairs = zip(references, categories, strict=True)
+                references = [replace(ref, category=word) for ref, word in pairs]
         except (ValueError, TypeError, AttributeError, IndexError) as error:
             raise TraceError(
                 f"its {side} are not a list of tensors ({error})",
@@ -305,26 +305,26 @@ class ChakraNode:
                 place=self.place,
                 fix="write values, shapes and types as PyTorch's execution trace does",
             ) from None
-        return found
+        return references
 
 
 def read_text(text: str) -> list[Any]:
     """Read a list that JSON or Python wrote; nothing for empty text."""
     if not text:
         return []
-    found: Any = None
+    value: Any = None
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about escapes within text
-                found = ast.literal_eval(_BARE.sub("None", text))
+                value = ast.literal_eval(_BARE.sub("None", text))
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             raise ValueError(f"{text!r:.60} cannot be read") from None
-    if not isinstance(found, list):
+    if not isinstance(value, list):
         raise ValueError(f"{text!r:.60} is not a list")
-    return found
+    return value
 
 
 def read_chakra_nodes(path: str | Path) -> tuple[dict[str, Any], list[ChakraNode], list[str]]:
@@ -370,8 +370,8 @@ def read_chakra_nodes(path: str | Path) -> tuple[dict[str, Any], list[ChakraNode
             file=path,
             fix="the file is cut: export or copy it again",
         )
-    said = f"{dropped} control dependencies on nodes that are not in the file are dropped: it may be cut"
-    return metadata, ordered, [said] if dropped else []
+    warning = f"{dropped} control dependencies on nodes that are not in the file are dropped: it may be cut"
+    return metadata, ordered, [warning] if dropped else []
 
 
 def _take(message: Any, path: Path, place: str) -> ChakraNode:

@@ -124,9 +124,9 @@ def list_known() -> list[str]:
 
 def import_row(files: Sequence[str | Path], row: Mapping[str, Any]) -> Trace:
     """Build the trace of a row of ``imports.tsv`` from its files; ``-`` leaves a fact to them. TraceError as `import_trace`."""
-    said = {key: None if row[key] in NOTHING else row[key] for key in ("gpu", "batch", "precision", "optimizer")}
+    given = {key: None if row[key] in NOTHING else row[key] for key in ("gpu", "batch", "precision", "optimizer")}
     form = str(row["format"])
-    options = ImportOptions(**said, workload=str(row["trace"]))
+    options = ImportOptions(**given, workload=str(row["trace"]))
     return import_trace(files if form == "kineto" else files[:1], options, form)
 
 
@@ -146,7 +146,7 @@ def detect_format(paths: Sequence[Path]) -> str:
 
 def _pair(paths: Sequence[Path]) -> tuple[Path, Path | None]:
     """Return Kineto and execution trace among some files; TraceError where the first is missing, or two are of one sort."""
-    found: dict[str, Path] = {}
+    pairs: dict[str, Path] = {}
     for path in list_files(paths):
         kind = recognise_json(path)
         if kind is None and path in paths:
@@ -155,12 +155,12 @@ def _pair(paths: Sequence[Path]) -> tuple[Path, Path | None]:
                 file=path,
                 fix="give what export_chrome_trace and ExecutionTraceObserver wrote",
             )
-        if kind is not None and kind in found:
-            raise TraceError(f"a second {kind} beside {found[kind].name}", file=path, fix="give one of them")
+        if kind is not None and kind in pairs:
+            raise TraceError(f"a second {kind} beside {pairs[kind].name}", file=path, fix="give one of them")
         if kind is not None:
-            found[kind] = path
-    if KINETO not in found:
+            pairs[kind] = path
+    if KINETO not in pairs:
         raise TraceError(
             f"an {EXECUTION_TRACE} holds no times", file=paths[0], fix="give the Kineto trace of the same run too"
         )
-    return found[KINETO], found.get(EXECUTION_TRACE)
+    return pairs[KINETO], pairs.get(EXECUTION_TRACE)

@@ -121,10 +121,10 @@ def _leave_graphs(profile: Profile, spans: list[Span]) -> tuple[list[Span], list
     plain = [span for span, count in zip(spans, counts, strict=True) if not count]
     if len(plain) == len(spans):
         return spans, []
-    said = f"CUDA graphs are launched {sum(counts)} times in {len(spans) - len(plain)} of {len(spans)} steps"
+    text = f"CUDA graphs are launched {sum(counts)} times in {len(spans) - len(plain)} of {len(spans)} steps"
     if 2 * len(plain) >= len(spans):
-        return plain, [f"{said}: these steps are left out"]
-    return spans, [f"{said}: each is one operator, and what it holds has no shapes"]
+        return plain, [f"{text}: these steps are left out"]
+    return spans, [f"{text}: each is one operator, and what it holds has no shapes"]
 
 
 def _find_first_call(step: StepEvents, times: StepTimes) -> Event | None:
@@ -273,10 +273,10 @@ def _find_precision(step: StepEvents, operators: Sequence[ObservedOperator]) -> 
             word = precision_of(one.inputs[0].dtype)
             if word is not None:
                 work[word] = work.get(word, 0) + one.flop
-    said = max(work, key=lambda word: work[word]) if work else ""
-    if not said and any(_TF32 in k.name.lower() for ks in step.launched for k in ks):
+    precision = max(work, key=lambda word: work[word]) if work else ""
+    if not precision and any(_TF32 in k.name.lower() for ks in step.launched for k in ks):
         return _TF32
-    return said or None
+    return precision or None
 
 
 def _find_optimizer(step: StepEvents) -> str:
@@ -292,21 +292,21 @@ def _list_warnings(
     seen: Observation, spans: Sequence[Span], times: StepTimes, alone: bool, first_call: Event | None
 ) -> list[str]:
     """Return what the reader of a prediction must know."""
-    said = [*seen.unjoined, *seen.notes]
+    warnings = [*seen.unjoined, *seen.notes]
     if times.steps < len(spans):
-        said.append(
+        warnings.append(
             f"{len(spans) - times.steps} of {len(spans)} steps ran other operators, shapes or kernels:"
             " what a step does may depend on its data"
         )
     if first_call is not None:
         call_s = ns_to_s(first_call.end_ns - first_call.start_ns)
-        said.append(
+        warnings.append(
             f"one call, {first_call.name}, takes {format_time(call_s)} of the step's {format_time(ns_to_s(times.total_ns))}: "
             "the device's initialisation by the looks of it, which other steps do not have; profile a later step"
         )
     if alone:
-        said.append("no execution trace: bytes written and activations' memory are unknown")
-    return said
+        warnings.append("no execution trace: bytes written and activations' memory are unknown")
+    return warnings
 
 
 def _name_device(profile: Profile, step: StepEvents, options: ImportOptions) -> str:
@@ -326,15 +326,15 @@ def _name_device(profile: Profile, step: StepEvents, options: ImportOptions) -> 
     if not step.on_device:
         _check_processor(profile, options)
         return str(options.need("gpu", profile.path))
-    found = _listed_name(profile, step)
+    device = _listed_name(profile, step)
     if options.gpu is None:
-        return str(options.need("gpu", profile.path, found))
-    if found is None or found in kineto_words("shared_device_name"):
-        _check_vendor(profile, found, options.gpu)
+        return str(options.need("gpu", profile.path, device))
+    if device is None or device in kineto_words("shared_device_name"):
+        _check_vendor(profile, device, options.gpu)
         return options.gpu
-    if read_name(found).fits(read_name(options.gpu)):
-        return found
-    return str(options.need("gpu", profile.path, found))
+    if read_name(device).fits(read_name(options.gpu)):
+        return device
+    return str(options.need("gpu", profile.path, device))
 
 
 def _device_of(step: StepEvents) -> Any:
@@ -382,11 +382,11 @@ def _is_gpu(name: str) -> bool:
     return read_name(name).product in products or _vendor_of(name) is not None
 
 
-def _check_vendor(profile: Profile, found: str | None, given: str) -> None:
+def _check_vendor(profile: Profile, recorded: str | None, given: str) -> None:
     """Refuse a processor, and a GPU of another vendor than the file's device or driver calls."""
     launched = profile.is_category(*LAUNCHES)
     calls = [profile.names[code] for code in set(profile.columns["name"][launched].tolist())]
-    seen = _vendor_of(found or "") or _vendor_of_calls(calls)
+    seen = _vendor_of(recorded or "") or _vendor_of_calls(calls)
     named = "a processor" if is_processor(given) else _vendor_of(given)
     if seen is not None and named is not None and seen != named:
         raise TraceError(
@@ -406,5 +406,5 @@ def _vendor_of(name: str) -> str | None:
 def _vendor_of_calls(names: Iterable[str]) -> str | None:
     """Return whose driver some calls are of; None where they are of several, or of none known."""
     prefixes = {v: tuple(words) for v, words in _VENDORS["driver_calls"].items()}
-    found = {v for name in names for v, words in prefixes.items() if name.startswith(words)}
-    return found.pop() if len(found) == 1 else None
+    vendors = {v for name in names for v, words in prefixes.items() if name.startswith(words)}
+    return vendors.pop() if len(vendors) == 1 else None

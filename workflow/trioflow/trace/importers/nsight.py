@@ -109,13 +109,13 @@ def _has_lines(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             line = file.readline(_FIRST_LINE)
-        said = msgspec.json.decode(line) if line.endswith(b"\n") else None
+        content = msgspec.json.decode(line) if line.endswith(b"\n") else None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return False
-    if not isinstance(said, dict):
+    if not isinstance(content, dict):
         return False
-    is_text = said.get("type") == "String" or isinstance(said.get("data"), list)
-    return is_text or "Type" in said or isinstance(said.get("table"), str)
+    is_text = content.get("type") == "String" or isinstance(content.get("data"), list)
+    return is_text or "Type" in content or isinstance(content.get("table"), str)
 
 
 def find_nsight_ranks(paths: Sequence[Path]) -> dict[int, RankFile]:
@@ -160,11 +160,11 @@ def import_nsight(path: str | Path, options: ImportOptions, process: int | None 
     with _read_report(path) as report:
         profile, doubts = _make_profile(report, _FLOATS[precision], process)
     trace = import_profile(profile, None, options)
-    doubt = f"ranges hold no types: every tensor is taken as {precision}, indices and masks too"
+    warning = f"ranges hold no types: every tensor is taken as {precision}, indices and masks too"
     facts = replace(
         trace.facts,
         source="Nsight Systems",
-        warnings=[doubt, *doubts, *trace.facts.warnings],
+        warnings=[warning, *doubts, *trace.facts.warnings],
         other={**trace.facts.other, "inputs": {f.name: digest_file(f)[:16] for f in _list_files(path)}},
     )
     return Trace(trace.operators, trace.tensors, facts)
@@ -195,11 +195,11 @@ def _open(path: Path) -> sqlite3.Connection:
 
 def _fill(base: sqlite3.Connection, rows: Iterable[tuple[str, dict[str, Any]]]) -> None:
     """Make the tables that are read of rows, which leave out what is null."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    rows_of: dict[str, list[dict[str, Any]]] = {}
     for table, row in rows:
         if table in _TABLES:
-            found.setdefault(table, []).append(row)
-    for table, own in found.items():
+            rows_of.setdefault(table, []).append(row)
+    for table, own in rows_of.items():
         pd.DataFrame(own, dtype=object).to_sql(table, base, index=False)
 
 
@@ -218,16 +218,16 @@ def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 ) from None
 
 
-def _read_line(said: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_line(content: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield what a line says: a row of a table, texts by their number, or an event."""
-    if "table" in said:
-        yield said["table"], {key: value for key, value in said.items() if key != "table"}
-    elif "data" in said:
-        yield from ((_STRINGS, {"id": n, "value": text}) for n, text in enumerate(said["data"]))
-    elif said.get("type") == "String":
-        yield _STRINGS, {"id": int(said["id"]), "value": said["value"]}
+    if "table" in content:
+        yield content["table"], {key: value for key, value in content.items() if key != "table"}
+    elif "data" in content:
+        yield from ((_STRINGS, {"id": n, "value": text}) for n, text in enumerate(content["data"]))
+    elif content.get("type") == "String":
+        yield _STRINGS, {"id": int(content["id"]), "value": content["value"]}
     for name, columns in _EVENTS.items():
-        event = said.get(name)
+        event = content.get(name)
         if event is None:
             continue
         kinds = {"kernel": "kernel", "memcpy": "gpu_memcpy", "memset": "gpu_memset"}
@@ -251,8 +251,8 @@ class _Report:
 
     def __init__(self, base: sqlite3.Connection, path: Path) -> None:
         self._base, self.path = base, path
-        found = base.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
-        self._tables = {str(row[0]) for row in found}
+        tables = base.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
+        self._tables = {str(row[0]) for row in tables}
         for name, what in ((_STRINGS, "names"), (_NVTX, "NVTX ranges")):
             if name not in self._tables:
                 raise TraceError(
@@ -305,14 +305,14 @@ def _make_profile(report: _Report, word: str, process: int | None) -> tuple[Prof
     profile = make_profile(report.path, events, {"deviceProperties": devices})
     starts_ns = profile.start_ns[profile.is_category("cpu_op")]
     steps = profile.events(profile.is_named("ProfilerStep#"))
-    said = {
+    metadata = {
         "operators are named by texts, and have no range": unnamed,
         "calls lie behind the last range": late,
         "marked steps hold no operator": sum(
             bool(np.equal(*np.searchsorted(starts_ns, (step.start_ns, step.end_ns)))) for step in steps
         ),
     }
-    return profile, [f"{count} {what}: the export may be cut short" for what, count in said.items() if count]
+    return profile, [f"{count} {what}: the export may be cut short" for what, count in metadata.items() if count]
 
 
 def _event(
@@ -361,14 +361,14 @@ def _list_ranges(
 
 def _describe(match: re.Match[str], word: str) -> dict[str, Any]:
     """Return what an operator's range says of it, in the profiler's words."""
-    found: dict[str, Any] = {}
+    details: dict[str, Any] = {}
     if match["sequence"]:
-        found["Sequence number"] = int(match["sequence"])
+        details["Sequence number"] = int(match["sequence"])
     try:
         sizes = json.loads(match["sizes"] or "")
     except ValueError:
-        return found
-    return found | {"Input Dims": sizes, "Input type": [word if shape else "" for shape in sizes]}
+        return details
+    return details | {"Input Dims": sizes, "Input type": [word if shape else "" for shape in sizes]}
 
 
 def _list_calls(report: _Report, process: int | None) -> Iterator[dict[str, Any]]:

@@ -66,23 +66,23 @@ class ProfiledTimes:
 
 def list_files(paths: Sequence[Path]) -> list[Path]:
     """Return some files, and each folder's JSON files or those of its one TensorBoard run; TraceError where it has several."""
-    found: list[Path] = []
+    files_found: list[Path] = []
     for path in paths:
         inside = _list_json(path) if path.is_dir() else [path]
         runs = path.joinpath(*_TENSORBOARD)
         if path.is_dir() and not inside and runs.is_dir():
-            held = [(run, _list_json(run)) for run in sorted(runs.iterdir()) if run.is_dir()]
-            held = [(run, files) for run, files in held if files]
-            if len(held) > 1:
-                names = ", ".join(run.name for run, _ in held)
+            folders = [(run, _list_json(run)) for run in sorted(runs.iterdir()) if run.is_dir()]
+            folders = [(run, files) for run, files in folders if files]
+            if len(folders) > 1:
+                names = ", ".join(run.name for run, _ in folders)
                 raise TraceError(
-                    f"TensorBoard's folder holds {len(held)} runs: {names}",
+                    f"TensorBoard's folder holds {len(folders)} runs: {names}",
                     file=path,
-                    fix=f"give one of them, such as {held[-1][0]}",
+                    fix=f"give one of them, such as {folders[-1][0]}",
                 )
-            inside = held[0][1] if held else []
-        found += inside
-    return found
+            inside = folders[0][1] if folders else []
+        files_found += inside
+    return files_found
 
 
 def _list_json(folder: Path) -> list[Path]:
@@ -124,7 +124,7 @@ def find_ranks(paths: Sequence[Path]) -> dict[int, RankFile]:
         _refuse_unread([path for path, kind in kinds.items() if kind is None], profiles)
     if len(profiles) < 2 or len(set(profiles)) < 2:
         return {}
-    found: dict[int, RankFile] = {}
+    ranks: dict[int, RankFile] = {}
     worlds: dict[int, Path] = {}
     for path in profiles:
         rank, world = _read_run(path)
@@ -137,10 +137,10 @@ def find_ranks(paths: Sequence[Path]) -> dict[int, RankFile]:
                 file=second,
                 fix="give the files of one run",
             )
-        found[rank] = _choose(found[rank], path, rank) if rank in found else RankFile(path)
-    if len(found) > 1:
-        check_ranks(found, next(iter(worlds), None), paths[0])
-    return _add_execution_traces(found, [path for path, kind in kinds.items() if kind == EXECUTION_TRACE])
+        ranks[rank] = _choose(ranks[rank], path, rank) if rank in ranks else RankFile(path)
+    if len(ranks) > 1:
+        check_ranks(ranks, next(iter(worlds), None), paths[0])
+    return _add_execution_traces(ranks, [path for path, kind in kinds.items() if kind == EXECUTION_TRACE])
 
 
 def _refuse_unread(unread: Sequence[Path], profiles: Sequence[Path]) -> None:
@@ -161,8 +161,8 @@ def _read_run(path: Path) -> tuple[int, int | None]:
     """Return rank and number of ranks of a profile, by its head or its name."""
     head = read_head(path)
     begins = _RUN.search(head)
-    said = {w: begins and p.search(head, begins.end()) for w, p in _NUMBERS.items()}
-    numbers = {w: _read_number(match[1], path, w) for w, match in said.items() if match}
+    matches = {w: begins and p.search(head, begins.end()) for w, p in _NUMBERS.items()}
+    numbers = {w: _read_number(match[1], path, w) for w, match in matches.items() if match}
     name = _NAMED.search(path.name)
     if b"rank" not in numbers and name:
         numbers[b"rank"] = _read_number(name[1].encode(), path, b"rank")
@@ -198,15 +198,15 @@ def _choose(one: RankFile, path: Path, rank: int) -> RankFile:
     return RankFile(new, replaced=(*one.replaced, old))
 
 
-def check_ranks(found: Mapping[int, RankFile], world: int | None, source: Path) -> None:
+def check_ranks(ranks: Mapping[int, RankFile], world: int | None, source: Path) -> None:
     """Refuse ranks that are missing: the trace of another would stand for them unasked."""
-    expected = range(world if world is not None else max(found) + 1)
-    missing = list(islice((rank for rank in expected if rank not in found), _NAMED_MISSING + 1))
-    above = [rank for rank in found if rank not in expected]
+    expected = range(world if world is not None else max(ranks) + 1)
+    missing = list(islice((rank for rank in expected if rank not in ranks), _NAMED_MISSING + 1))
+    above = [rank for rank in ranks if rank not in expected]
     if above:
         raise TraceError(
             f"rank {above[0]} of a run of {world} ranks",
-            file=found[above[0]].kineto,
+            file=ranks[above[0]].kineto,
             fix="correct the file's name, or record it again",
         )
     if missing:
@@ -219,11 +219,11 @@ def check_ranks(found: Mapping[int, RankFile], world: int | None, source: Path) 
         )
 
 
-def _add_execution_traces(found: dict[int, RankFile], traces: Sequence[Path]) -> dict[int, RankFile]:
+def _add_execution_traces(ranks: dict[int, RankFile], traces: Sequence[Path]) -> dict[int, RankFile]:
     """Return the ranks' files with the execution traces that their names give to them."""
     if not traces:
-        return found
-    joined = dict(found)
+        return ranks
+    joined = dict(ranks)
     for path in traces:
         match = _NAMED.search(path.name) or _LAST_NUMBER.search(path.name.partition(".")[0])
         rank = int(match[1]) if match else None
@@ -271,7 +271,7 @@ def import_ranks(ranks: Mapping[int, RankFile], options: ImportOptions, folder: 
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as name:
-        draft, numbers, found = Path(name), sorted(ranks), []
+        draft, numbers, imported = Path(name), sorted(ranks), []
 
         def write(rank: int) -> tuple[list[str], ProfiledTimes]:
             steps, trace = _read_rank(ranks[rank], options)
@@ -289,11 +289,11 @@ def import_ranks(ranks: Mapping[int, RankFile], options: ImportOptions, folder: 
                         file=ranks[rank].kineto,
                         fix="profile all ranks with the same schedule, and give the files of one cycle",
                     )
-                found.append(times)
+                imported.append(times)
         folder.mkdir(exist_ok=True)
         for rank in ranks:
             (draft / f"rank-{rank}").replace(folder / f"rank-{rank}")
-    return found
+    return imported
 
 
 def _count_jobs() -> int:
@@ -311,8 +311,8 @@ def _read_rank(files: RankFile, options: ImportOptions) -> tuple[list[str], Trac
     steps = [span.name for span in find_spans(profile)]
     trace = import_profile(profile, files.execution_trace, options)
     if files.replaced:
-        said = f"{len(files.replaced)} earlier files of this worker are left out, such as {files.replaced[0].name}"
-        trace = replace(trace, facts=replace(trace.facts, warnings=trace.facts.warn(said)))
+        warning = f"{len(files.replaced)} earlier files of this worker are left out, such as {files.replaced[0].name}"
+        trace = replace(trace, facts=replace(trace.facts, warnings=trace.facts.warn(warning)))
     return steps, trace
 
 

@@ -176,19 +176,19 @@ def _read_degrees(words: Sequence[str], path: Path, options: ImportOptions) -> d
         for word, value in pairwise(words)
         if word.rstrip(":") in (_TENSOR, *_DEGREES, _RANKS, *_AGAIN, "pp_comm")
     }
-    said = _read_numbers(given, path, 1)
-    ranks = int(options.need("world_size", path, said.get(_RANKS)))
-    found: dict[str, int] = {**dict.fromkeys(_DEGREES, 1), **said, _RANKS: ranks}
-    if _TENSOR not in said:
+    numbers = _read_numbers(given, path, 1)
+    ranks = int(options.need("world_size", path, numbers.get(_RANKS)))
+    degrees: dict[str, int] = {**dict.fromkeys(_DEGREES, 1), **numbers, _RANKS: ranks}
+    if _TENSOR not in numbers:
         raise TraceError(f"{_TENSOR} is missing", file=path, place="line 1", fix="generate the file again")
-    if any(said.get(name) for name in _AGAIN):
+    if any(numbers.get(name) for name in _AGAIN):
         raise TraceError(
             "it recomputes layers (checkpoints), which is not read",
             file=path,
             place="line 1",
             fix="generate it without, as AICB does: it doubles the forward times instead",
         )
-    return found
+    return degrees
 
 
 def _list_groups(degrees: dict[str, int], path: Path) -> dict[str, list[int]]:
@@ -281,12 +281,12 @@ def _run_awaited(program: _Program, work: _Work, phase: str) -> None:
 
 
 def _list_warnings(degrees: dict[str, int], layers: Sequence[_Layer]) -> list[str]:
-    found = []
+    warnings = []
     if degrees["pp"] > 1:
-        found.append(
+        warnings.append(
             f"the file holds the layers of one of {degrees['pp']} pipeline stages: its sends and the time in which "
             "stages wait for one another are not in the step, which is a lower bound"
         )
     if all(work.compute_ns <= 1 for layer in layers for work in layer):
-        found.append("every compute time is 1 ns or less: AICB was run without measuring any (aiob)")
-    return found
+        warnings.append("every compute time is 1 ns or less: AICB was run without measuring any (aiob)")
+    return warnings

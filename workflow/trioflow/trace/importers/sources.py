@@ -33,7 +33,7 @@ class ImportOptions:
     workload: str | None = None  # name for what was traced
     world_size: int | None = None  # ranks of the run that the source is one rank of
 
-    def need(self, name: str, source: str | Path, found: str | int | None = None) -> str | int:
+    def need(self, name: str, source: str | Path, recorded: str | int | None = None) -> str | int:
         """Return a fact that was given, or else what the source itself says.
 
         Raises TraceError when neither knows it, they contradict each other, or a batch is not a
@@ -41,13 +41,13 @@ class ImportOptions:
         """
         given: str | int | None = getattr(self, name)
         flag = f"--{name.replace('_', '-')}"
-        if given is not None and found is not None and str(given) != str(found):
+        if given is not None and recorded is not None and str(given) != str(recorded):
             raise TraceError(
-                f"the source says {name.replace('_', ' ')} {found}, {flag} says {given}",
+                f"the source says {name.replace('_', ' ')} {recorded}, {flag} says {given}",
                 file=source,
                 fix=f"leave {flag} out or correct it",
             )
-        value = given if given is not None else found
+        value = given if given is not None else recorded
         if value is None:
             raise TraceError(
                 f"the source does not say the {name.replace('_', ' ')}", file=source, fix=f"give it with {flag}"
@@ -61,9 +61,9 @@ class ImportOptions:
             )
         return value
 
-    def need_precision(self, source: str | Path, found: str | None = None) -> str:
+    def need_precision(self, source: str | Path, recorded: str | None = None) -> str:
         """Return the precision as `need` does; TraceError besides where it is none that is predicted."""
-        precision = str(self.need("precision", source, found))
+        precision = str(self.need("precision", source, recorded))
         if precision not in PRECISIONS:
             raise TraceError(f"unknown precision {precision!r}", file=source, fix=f"use one of {', '.join(PRECISIONS)}")
         return precision
@@ -140,16 +140,16 @@ def _find_titles(path: Path, header: list[str], columns: Mapping[str, CsvColumn]
     """Return the header's spelling of each column, by our name for it."""
     titles = {}
     for name, column in columns.items():
-        found = [title for title in header if title in column.titles]
+        matching = [title for title in header if title in column.titles]
         problem, fix = "", "leave one of them out"
-        if len(found) > 1:
-            problem = f"column {found[0]} and column {found[1]} are the same"
-        elif not found and not column.optional:
+        if len(matching) > 1:
+            problem = f"column {matching[0]} and column {matching[1]} are the same"
+        elif not matching and not column.optional:
             problem, fix = f"column {column.titles[0]} is missing", "give the file as its tool wrote it"
         if problem:
             raise TraceError(problem, file=path, place="line 1", fix=fix)
-        if found:
-            titles[name] = found[0]
+        if matching:
+            titles[name] = matching[0]
     return titles
 
 

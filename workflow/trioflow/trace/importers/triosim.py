@@ -203,14 +203,14 @@ def _find_tensor(
 ) -> TensorRow:
     """Return the row of one tensor nearest to the operator's place in the table."""
     key, number, size = want
-    found = [tensors[place] for place in places.get(number, [])]
-    if not found:
+    candidates = [tensors[place] for place in places.get(number, [])]
+    if not candidates:
         raise one.row.error(key, f"tensor {number} is not in {path.name}", "give the two files of one trace")
     fitting = [place for place in places[number] if tensors[place].elements == size]
     if not fitting:
         raise one.row.error(
             "input_sizes" if key == "inputs" else "output_sizes",
-            f"tensor {number} has {found[0].elements} elements in {path.name}, here {size}",
+            f"tensor {number} has {candidates[0].elements} elements in {path.name}, here {size}",
             "give the two files of one trace",
         )
     return tensors[min(fitting, key=lambda place: (abs(place - cursor), place))]
@@ -377,8 +377,8 @@ class NodeTensors:
                 for t in fresh
                 if t.elements == tensor.elements and t.storage not in taken and t.elem_bytes == tensor.elem_bytes
             ]
-            found = self._choose(fitting, tensor.shape) or self._invent(tensor)
-            one.outputs.append(replace(found, shape=tensor.shape, type="output"))
+            chosen = self._choose(fitting, tensor.shape) or self._invent(tensor)
+            one.outputs.append(replace(chosen, shape=tensor.shape, type="output"))
 
     def _choose(self, fitting: list[TensorRow], shape: tuple[int, ...]) -> TensorRow | None:
         """Return the likeliest gradient: new memory (forward's may be read again), of that shape."""
@@ -401,11 +401,11 @@ def _plain(name: str) -> str:
 
 
 def _read_leaves() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    leaves: dict[str, list[str]] = {}
     for row in read_own_table("trace/importers/triosim"):
         for operator in row["operators"].split():
-            found.setdefault(_plain(operator), []).extend(map(_plain, row["leaves"].split()))
-    return found
+            leaves.setdefault(_plain(operator), []).extend(map(_plain, row["leaves"].split()))
+    return leaves
 
 
 _LEAVES = _read_leaves()
@@ -418,10 +418,10 @@ def is_node(name: str) -> bool:
 
 def differentiated(name: str) -> str:
     """Return, without namespace, what a node (``...: MaxPool2DWithIndicesBackward0``) or backward operator differentiates."""
-    found = _NODE.fullmatch(name)
-    if found is None:
+    match = _NODE.fullmatch(name)
+    if match is None:
         return name.rpartition("::")[2].strip("_").split("_backward")[0]
-    words = _WORDS.split(re.sub(r"(\d)D", r"\1d", found[1]))
+    words = _WORDS.split(re.sub(r"(\d)D", r"\1d", match[1]))
     return "_".join(words).lower()
 
 
@@ -578,18 +578,18 @@ def _find_layers(rows: Sequence[OperatorRow], parameters: set[int]) -> tuple[lis
 
 def _name_parameters(rows: Sequence[OperatorRow], modules: Sequence[str], parameters: set[int]) -> list[dict[str, Any]]:
     """Return the parameters in the order in which forward reads them, with generated names."""
-    found: dict[int, dict[str, Any]] = {}
+    named: dict[int, dict[str, Any]] = {}
     numbers: dict[str, int] = {}
     for one, module in zip(rows, modules, strict=True):
         for tensor in one.inputs if one.stage == "forward" else []:
-            if tensor.storage in parameters and tensor.storage not in found:
+            if tensor.storage in parameters and tensor.storage not in named:
                 number = numbers[module] = numbers.get(module, -1) + 1
-                found[tensor.storage] = {
+                named[tensor.storage] = {
                     "name": f"{module}.{number}",
                     "shape": list(tensor.shape),
                     "elem_bytes": tensor.elem_bytes,
                 }
-    return list(found.values())
+    return list(named.values())
 
 
 def _observe(

@@ -97,8 +97,8 @@ class _File:
 
     def lane(self, process: Any, name: str) -> list[Event]:
         """Return the events of a device's lanes whose names begin so, in order of start."""
-        found = [e for e in self.events.get(process, []) if e.details["lane"].startswith(name)]
-        return sorted(found, key=lambda e: (e.start_ns, -e.end_ns))
+        events = [e for e in self.events.get(process, []) if e.details["lane"].startswith(name)]
+        return sorted(events, key=lambda e: (e.start_ns, -e.end_ns))
 
 
 @dataclass
@@ -118,8 +118,8 @@ def recognise(path: str | Path) -> bool:
 
 
 def _list_files(path: Path) -> list[Path]:
-    found = list_files([path])
-    return [one for one in found if one.name != _REPEATED] or found
+    files = list_files([path])
+    return [one for one in files if one.name != _REPEATED] or files
 
 
 def import_xla(path: str | Path, options: ImportOptions) -> Trace:
@@ -145,39 +145,39 @@ def import_xla(path: str | Path, options: ImportOptions) -> Trace:
 
 def _read_file(path: Path) -> _File:
     events = decode_file(path, _CONTENT).events
-    found, seen = _File(path), 0
+    file, seen = _File(path), 0
     for place, event in enumerate(events):
         try:
             if event.ph == "M" and event.name == "process_name":
-                found.processes[event.pid] = str(event.args["name"])
+                file.processes[event.pid] = str(event.args["name"])
             elif event.ph == "M" and event.name == "thread_name":
-                found.lanes[event.pid, event.tid] = str(event.args["name"])
+                file.lanes[event.pid, event.tid] = str(event.args["name"])
             elif event.ph == "X":
                 seen += 1
-                _take_event(found, event)
+                _take_event(file, event)
         except (KeyError, ValueError) as error:
             raise TraceError(
                 f"the event cannot be read: {error}", file=path, place=f"traceEvents[{place}]", fix="record it again"
             ) from None
-    found.ended = not events or events[-1] == _Entry()  # what XLA's profiler writes last is an empty event
+    file.ended = not events or events[-1] == _Entry()  # what XLA's profiler writes last is an empty event
     if seen >= _MOST_EVENTS:
         raise TraceError(
             f"it holds {seen} events: the profiler drops what is beyond a million",
             file=path,
             fix="record fewer steps, without Python's calls (ProfileOptions.python_tracer_level = 0)",
         )
-    return found
+    return file
 
 
-def _take_event(found: _File, raw: _Entry) -> None:
+def _take_event(file: _File, raw: _Entry) -> None:
     """Keep an event of a device, an operation on the host, or a step's annotation."""
-    on_device = found.processes.get(raw.pid, "").startswith("/device:")
+    on_device = file.processes.get(raw.pid, "").startswith("/device:")
     if not on_device and "hlo_op" not in raw.args and "step_num" not in raw.args:
         return
     if not (0 <= raw.dur < _LONGEST_US and abs(raw.ts) < _LONGEST_US):
         raise ValueError(f"no call begins at {raw.ts} and takes {raw.dur}")
     start_ns = round(raw.ts * NS_PER_US)
-    lane = found.lanes.get((raw.pid, raw.tid), "")
+    lane = file.lanes.get((raw.pid, raw.tid), "")
     event = Event(
         raw.name,
         "kernel",
@@ -189,9 +189,9 @@ def _take_event(found: _File, raw: _Entry) -> None:
         details={"lane": lane, **{word: intern(str(raw.args[word])) for word in _KEPT if word in raw.args}},
     )
     if "step_num" in raw.args and not on_device:
-        found.annotations.append(event)
+        file.annotations.append(event)
     else:
-        found.events.setdefault(raw.pid, []).append(event)
+        file.events.setdefault(raw.pid, []).append(event)
 
 
 def _find_operations(file: _File) -> tuple[Any, list[Event]]:
@@ -206,19 +206,19 @@ def _find_operations(file: _File) -> tuple[Any, list[Event]]:
     gpus = {int(m[1]): p for p, name in file.processes.items() if (m := _GPU.match(name))}
     if gpus:
         process = gpus[min(gpus)]
-        found = file.lane(process, _STREAM)
+        operations = file.lane(process, _STREAM)
     else:
-        process, found = (
+        process, operations = (
             None,
             _without_containers(e for events in file.events.values() for e in events if "hlo_op" in e.details),
         )
-    if not found:
+    if not operations:
         raise TraceError(
             "no operation of XLA ran on a device or on the host's threads",
             file=file.path,
             fix="profile steps that jax.jit compiled, after the first one, which compiles",
         )
-    return process, found
+    return process, operations
 
 
 def _without_containers(events: Iterable[Event]) -> list[Event]:
@@ -241,17 +241,17 @@ def _find_spans(file: _File, process: Any) -> list[Event]:
 def _split_steps(operations: Sequence[Event], spans: Sequence[Event], path: Path) -> list[_Step]:
     """Return the steps that ran the same operations as the last one; TraceError where most ran others."""
     starts = np.array([e.start_ns for e in operations], dtype=np.int64)
-    held = []
+    steps = []
     for span in spans:
         first, last = np.searchsorted(starts, (span.start_ns, span.end_ns))
         if last > first:
-            held.append(_read_step(span, operations[first:last]))
-    if not held:
+            steps.append(_read_step(span, operations[first:last]))
+    if not steps:
         raise TraceError("no step holds an operation of XLA", file=path, fix=_RECORD)
-    alike = [step for step in held if sorted(step.keys) == sorted(held[-1].keys)]
-    if 2 * len(alike) <= len(held):
+    alike = [step for step in steps if sorted(step.keys) == sorted(steps[-1].keys)]
+    if 2 * len(alike) <= len(steps):
         raise TraceError(
-            f"{len(held) - len(alike)} of {len(held)} steps ran other operations than the last",
+            f"{len(steps) - len(alike)} of {len(steps)} steps ran other operations than the last",
             file=path,
             fix=f"{_RECORD}; leave the first step out, which compiles",
         )
@@ -263,8 +263,8 @@ def _read_step(span: Event, operations: Sequence[Event]) -> _Step:
     groups: list[tuple[tuple[str, str], list[Event]]] = []
     current: dict[int, tuple[tuple[str, str], list[Event]]] = {}
     for event in operations:
-        said = event.details
-        name = (str(said.get("hlo_module", "")), str(said.get("hlo_op") or f"kernel::{event.name}"))
+        details = event.details
+        name = (str(details.get("hlo_module", "")), str(details.get("hlo_op") or f"kernel::{event.name}"))
         if event.thread not in current or current[event.thread][0] != name:
             current[event.thread] = (name, [])
             groups.append(current[event.thread])
@@ -289,8 +289,8 @@ def _assemble(file: _File, on_gpu: bool, steps: Sequence[_Step], options: Import
             file=path,
             fix="name the processor, or record the step on a GPU",
         )
-    found = [dict(zip(step.keys, step.times_ns, strict=True)) for step in steps]
-    times_ns = [round(float(np.median([one[key] for one in found]))) for key in last.keys]
+    times = [dict(zip(step.keys, step.times_ns, strict=True)) for step in steps]
+    times_ns = [round(float(np.median([one[key] for one in times]))) for key in last.keys]
     spans_ns = [step.span.end_ns - step.span.start_ns for step in steps]
     total_ns = max(round(float(np.median(spans_ns))), 1)
     busy_ns = sum(t for t, sends in zip(times_ns, last.communicates, strict=True) if not sends)
@@ -325,7 +325,7 @@ def _list_operators(step: _Step, times_ns: Sequence[int]) -> list[ObservedOperat
     """Return the operations, with phase and FLOPs as far as the profiler noted them."""
     paths = [_path_of(events) for events in step.groups]
     backward = [place for place, one in enumerate(paths) if _BACKWARD in one]
-    found = []
+    operators = []
     for place, (key, events) in enumerate(zip(step.keys, step.groups, strict=True)):
         phase = "backward" if _BACKWARD in paths[place] else "forward"
         if backward and place > backward[-1]:
@@ -333,7 +333,7 @@ def _list_operators(step: _Step, times_ns: Sequence[int]) -> list[ObservedOperat
         copies = key[1].startswith("kernel::Mem")
         kind = "collective" if step.communicates[place] else "memcpy" if copies else "compute"
         flop = sum(_read_count(e, "model_flops") or _read_count(e, "flops") for e in events)
-        found.append(
+        operators.append(
             ObservedOperator(
                 key[1],
                 phase,
@@ -345,13 +345,13 @@ def _list_operators(step: _Step, times_ns: Sequence[int]) -> list[ObservedOperat
                 kernel_names=frozenset(e.name for e in events),
             )
         )
-    return found
+    return operators
 
 
 def _path_of(events: Sequence[Event]) -> str:
     """Return where in the program an operation comes from, as JAX names it; empty where it is not noted."""
-    said = (str(e.details.get(word, "")) for e in events for word in ("name", "tf_op"))
-    return next((one for one in said if "/" in one), "")
+    words = (str(e.details.get(word, "")) for e in events for word in ("name", "tf_op"))
+    return next((one for one in words if "/" in one), "")
 
 
 def _read_count(event: Event, word: str) -> int:
@@ -360,19 +360,21 @@ def _read_count(event: Event, word: str) -> int:
 
 
 def _list_warnings(file: _File, on_gpu: bool, step: _Step, idle: float) -> list[str]:
-    said = ["shapes, bytes and parameters are not in the profile: only the recorded step itself can be answered for"]
+    warnings = [
+        "shapes, bytes and parameters are not in the profile: only the recorded step itself can be answered for"
+    ]
     if not file.ended:
-        said.append("the list of events does not end as the profiler ends it: it may be cut short")
+        warnings.append("the list of events does not end as the profiler ends it: it may be cut short")
     gpus = sum(_GPU.match(name) is not None for name in file.processes.values())
     if gpus > 1:
-        said.append(f"{gpus} GPUs are in the profile: the first one is read")
+        warnings.append(f"{gpus} GPUs are in the profile: the first one is read")
     if not any(_BACKWARD in _path_of(events) for events in step.groups):
-        said.append("no operation says that it belongs to backward: all count as forward")
+        warnings.append("no operation says that it belongs to backward: all count as forward")
     if on_gpu and idle > 0:
-        said.append(
+        warnings.append(
             f"the GPU computes {1 - idle:.0%} of the profiled step: what it waits for is not in the profile, and the "
             "step is a lower bound"
         )
     if sends := sum(step.communicates):
-        said.append(f"{sends} operations communicate, and what they send is not in the profile")
-    return said
+        warnings.append(f"{sends} operations communicate, and what they send is not in the profile")
+    return warnings

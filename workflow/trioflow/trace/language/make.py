@@ -165,10 +165,10 @@ class _Writer:
             return row["forward_op_id"] in self.scaled
         weights = [i for i in row["input_ids"] if self.tensors[i]["category"] == "parameter"]
         grouped = row["name"] == "aten::_grouped_mm"
-        found = bool(weights) and (grouped or any(fnmatchcase(row["module"], pattern) for pattern in self.split))
-        if found:
+        is_split = bool(weights) and (grouped or any(fnmatchcase(row["module"], pattern) for pattern in self.split))
+        if is_split:
             self.scaled.add(row["op_id"])
-        return found
+        return is_split
 
     def _cast(self, row: _Row, index: int) -> Iterator[_Row]:
         """Yield what casts a tensor for a product; it differentiates nothing."""
@@ -265,24 +265,24 @@ def make_trace(model: LanguageModel, step: LanguageStep) -> Trace:
     return _keep(model.name, [asdict(model), asdict(step)], lambda: _capture(model, step))
 
 
-def make_network_trace(network: ConfiguredModel, asked: Mapping[str, Any]) -> Trace:
+def make_network_trace(network: ConfiguredModel, wanted: Mapping[str, Any]) -> Trace:
     """Return the operators of a training step of a network that transformers or diffusers builds, without times.
 
     ``asked``: fields of `LanguageStep`; without ``sequence`` the configuration's own. The trace is kept as by `make_trace`. Raises
     InputError when the library is not installed, does not know the network, or something of a decoder's kernels is asked.
     """
-    for word in sorted({"attention", "fusion", "cuda_graphs", "deterministic", "loss"} & {*filter(asked.get, asked)}):
+    for word in sorted({"attention", "fusion", "cuda_graphs", "deterministic", "loss"} & {*filter(wanted.get, wanted)}):
         raise InputError(
             f"--{word.replace('_', '-')}: {network.kind} is built as its library writes it, not of kernels to choose from",
             file=network.file,
             fix="leave it out",
         )
-    step = LanguageStep(**{"sequence": 1, "precision": "bf16", **asked})  # PyTorch's autocast, which any plan takes
+    step = LanguageStep(**{"sequence": 1, "precision": "bf16", **wanted})  # PyTorch's autocast, which any plan takes
     row = asdict(step) | {
         "workload": network.name,
         "family": CONFIGURED,
         "model": network.kind,
-        "sequence": asked.get("sequence"),
+        "sequence": wanted.get("sequence"),
         "lora": step.lora or None,
         "config": network.content,
     }

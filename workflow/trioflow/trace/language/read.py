@@ -70,7 +70,7 @@ def parse_configuration(text: str, file: str) -> Configuration | ConfiguredModel
     )
 
 
-def trace_of(found: Configuration | ConfiguredModel, asked: Mapping[str, Any]) -> Trace:
+def trace_of(configuration: Configuration | ConfiguredModel, wanted: Mapping[str, Any]) -> Trace:
     """Return the trace of a configuration's training step; what is ``asked`` of a ``LanguageStep`` wins over the file.
 
     A sequence that nobody gives is the model's usual one, and ``sequence_assumed`` in the facts, as
@@ -78,15 +78,15 @@ def trace_of(found: Configuration | ConfiguredModel, asked: Mapping[str, Any]) -
     """
     from trioflow.trace.language.make import make_network_trace, make_trace  # a recorded trace needs neither
 
-    asked = {name: value for name, value in asked.items() if value is not None}
-    if isinstance(found, ConfiguredModel):
-        return make_network_trace(found, asked)
-    stated = {**found.step, **asked}
-    step = LanguageStep(**{"sequence": found.usual_sequence, **stated})
-    trace, notes = make_trace(found.model, step), list(found.notes)
-    if 0 < found.ignored_window < step.sequence:
+    wanted = {name: value for name, value in wanted.items() if value is not None}
+    if isinstance(configuration, ConfiguredModel):
+        return make_network_trace(configuration, wanted)
+    stated = {**configuration.step, **wanted}
+    step = LanguageStep(**{"sequence": configuration.usual_sequence, **stated})
+    trace, notes = make_trace(configuration.model, step), list(configuration.notes)
+    if 0 < configuration.ignored_window < step.sequence:
         notes.append(
-            f"attention's sliding_window of {found.ignored_window} tokens is not followed: all {step.sequence} are read"
+            f"attention's sliding_window of {configuration.ignored_window} tokens is not followed: all {step.sequence} are read"
         )
     changes: dict[str, Any] = {"warnings": trace.facts.warn(*notes)} if notes else {}
     assumed = {f"{name}_assumed": True for name in ("sequence", "precision") if name not in stated}

@@ -348,11 +348,11 @@ def split_adapters(rules: Mapping[str, str]) -> dict[str, str]:
 
     Of an adapter beside a column split the second product is cut as that, beside a row split the first.
     """
-    found: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     for pattern, kind in rules.items():
         cut = "lora_B" if kind == "column" else "lora_A"
-        found |= {f"{pattern}.base_layer": kind, f"{pattern}.{cut}.*": kind}
-    return found
+        kinds |= {f"{pattern}.base_layer": kind, f"{pattern}.{cut}.*": kind}
+    return kinds
 
 
 FLASH, FLASH_2, CUDNN = "flash", "flash2", "cudnn"

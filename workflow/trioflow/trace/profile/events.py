@@ -98,15 +98,15 @@ def is_operator(name: str) -> bool:
 
 def outermost_operators(step: Event) -> list[Event]:
     """Return the operators of a step that no other operator encloses, in order of start."""
-    found: list[Event] = []
+    outermost: list[Event] = []
     pending = list(reversed(step.children))
     while pending:
         event = pending.pop()
         if event.category == "cpu_op" and is_operator(event.name):
-            found.append(event)
+            outermost.append(event)
         else:
             pending += reversed(event.children)
-    return found
+    return outermost
 
 
 LAUNCHES = ("cuda_runtime", "cuda_driver")
@@ -115,11 +115,11 @@ LAUNCHES = ("cuda_runtime", "cuda_driver")
 
 def index_kernels(kernels: Iterable[Event]) -> dict[int, list[Event]]:
     """Return kernels, copies and fills by the correlation of the call that launched them."""
-    found: dict[int, list[Event]] = {}
+    kernels_of: dict[int, list[Event]] = {}
     for kernel in kernels:
         if kernel.correlation is not None:
-            found.setdefault(kernel.correlation, []).append(kernel)
-    return found
+            kernels_of.setdefault(kernel.correlation, []).append(kernel)
+    return kernels_of
 
 
 by_start = attrgetter("start_ns", "end_ns", "name")
@@ -214,7 +214,7 @@ def tensors_of_event(event: Event, numbers: Iterator[int]) -> list[TensorRef]:
     shapes, types = event.details.get("shapes"), event.details.get("types")
     if not isinstance(shapes, list) or not isinstance(types, list):
         return []
-    found = []
+    tensors = []
     weights = WEIGHTS.get(event.name, ())
     for argument, (shape, kind) in enumerate(zip(shapes, types, strict=True)):
         members = shape if kind == "TensorList" else [shape]
@@ -226,8 +226,8 @@ def tensors_of_event(event: Event, numbers: Iterator[int]) -> list[TensorRef]:
         for sizes in members:
             if is_shape(sizes):
                 number = next(numbers)
-                found.append(TensorRef(number, number, size, tuple(sizes), word, argument, category))
-    return found
+                tensors.append(TensorRef(number, number, size, tuple(sizes), word, argument, category))
+    return tensors
 
 
 def check_types(events: Iterable[Event], path: Path) -> None:

@@ -259,10 +259,10 @@ def _link_by_order(events: Sequence[Event], nodes: Sequence[Node]) -> Links:
 
 def _by_thread(pairs: Iterable[tuple[int, T]]) -> list[list[T]]:
     """Return what each thread did, in order."""
-    found: dict[int, list[T]] = {}
+    threads: dict[int, list[T]] = {}
     for thread, one in pairs:
-        found.setdefault(thread, []).append(one)
-    return list(found.values())
+        threads.setdefault(thread, []).append(one)
+    return list(threads.values())
 
 
 Pairs = list[tuple[int, int]]

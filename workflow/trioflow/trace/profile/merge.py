@@ -111,8 +111,8 @@ def _period(words: Sequence[Hashable]) -> int:
 
 def list_overlaps(operators: Iterable[Event]) -> list[str]:
     """Return a doubt where the host's outermost operators overlap in time."""
-    found = [one.name for _, one in _find_overlaps(e for e in operators if e.category in HOST)]
-    return _doubt(found, "operators run while another one does, on a thread of their own")
+    names = [one.name for _, one in _find_overlaps(e for e in operators if e.category in HOST)]
+    return _doubt(names, "operators run while another one does, on a thread of their own")
 
 
 def _find_overlaps(events: Iterable[Event]) -> Iterator[tuple[Event, Event]]:
@@ -125,8 +125,8 @@ def _find_overlaps(events: Iterable[Event]) -> Iterator[tuple[Event, Event]]:
             last = one
 
 
-def _doubt(found: Sequence[str], what: str) -> list[str]:
-    return [f"{len(found)} {what} (first: {found[0]:.60})"] if found else []
+def _doubt(names: Sequence[str], what: str) -> list[str]:
+    return [f"{len(names)} {what} (first: {names[0]:.60})"] if names else []
 
 
 def _doubt_order(step: StepEvents) -> list[str]:
@@ -247,12 +247,12 @@ def find_ready(step: Event, uses: list[Event], forward: list[int | None]) -> lis
     """
     makers = [i for i, joined in enumerate(forward) if joined is not None]
     starts = [uses[i].start_ns for i in makers]
-    found = []
+    ready = []
     for event in step.walk():
         place = bisect_left(starts, event.start_ns) if event.name == _ACCUMULATE else 0
         if place:
-            found.append(ReadyGradient(makers[place - 1], _accumulated_shape(event)))
-    return found
+            ready.append(ReadyGradient(makers[place - 1], _accumulated_shape(event)))
+    return ready
 
 
 def _accumulated_shape(event: Event) -> tuple[int, ...] | None:
@@ -282,7 +282,7 @@ def observe_step(step: StepEvents, links: Links | None) -> Observation:
     ``step``: the loaded step. ``links``: the execution trace's node of each event; None to take
     what the profile itself holds, which is neither the identity nor the results of a tensor.
     """
-    found, numbers = Observation([], []), count(1)
+    observation, numbers = Observation([], []), count(1)
     noted = (links.get(e) for e in step.root.children if e.name == PARAMETERS) if links else ()
     parameters = {ref.storage for node in noted if node is not None for ref in node.inputs}
     rows = zip(step.operators, _find_phases(step), step.launched, step.communicates, strict=True)
@@ -300,13 +300,13 @@ def observe_step(step: StepEvents, links: Links | None) -> Observation:
             one.inputs = [
                 replace(ref, category="parameter") if ref.storage in parameters else ref for ref in one.inputs
             ]
-        found.without_tensors += not joined
-        found.operators.append(one)
-    _join_backward(step.operators, found.operators)
-    found.ready = find_ready(step.root, step.operators, [one.forward for one in found.operators])
-    found.unjoined = _list_unjoined(step, found.without_tensors)
-    found.notes = _list_notes(step)
-    return found
+        observation.without_tensors += not joined
+        observation.operators.append(one)
+    _join_backward(step.operators, observation.operators)
+    observation.ready = find_ready(step.root, step.operators, [one.forward for one in observation.operators])
+    observation.unjoined = _list_unjoined(step, observation.without_tensors)
+    observation.notes = _list_notes(step)
+    return observation
 
 
 def _describe_tensors(one: ObservedOperator, event: Event, links: Links) -> bool:
@@ -415,31 +415,31 @@ def _join_backward(events: Sequence[Event], operators: list[ObservedOperator]) -
 
 def _list_unjoined(step: StepEvents, without_tensors: int) -> list[str]:
     """Say what could not be joined."""
-    said = []
+    warnings = []
     for kernels, why in (
         (step.loose, "launched outside any operator"),
         (step.unjoined, "without a launch in the profile"),
     ):
         if kernels:
             time_s = ns_to_s(sum(k.end_ns - k.start_ns for k in kernels))
-            said.append(f"{len(kernels)} device events ({format_time(time_s)}) {why}")
+            warnings.append(f"{len(kernels)} device events ({format_time(time_s)}) {why}")
     if without_tensors:
-        said.append(f"{without_tensors} of {len(step.operators)} operators have no tensors recorded")
-    return said
+        warnings.append(f"{without_tensors} of {len(step.operators)} operators have no tensors recorded")
+    return warnings
 
 
 def _list_notes(step: StepEvents) -> list[str]:
     """Say what of a step is left out, and what of it is communication."""
-    said = []
+    notes = []
     if step.earlier:
         time_s = ns_to_s(sum(k.end_ns - k.start_ns for k in step.earlier))
-        said.append(
+        notes.append(
             f"{len(step.earlier)} device events ({format_time(time_s)}) were launched before the"
             " profile began: they are the step before's and left out"
         )
     if any(step.communicates):
-        said.append(_describe_communication(step))
-    return said + ([] if step.on_device else _list_fused(step))
+        notes.append(_describe_communication(step))
+    return notes + ([] if step.on_device else _list_fused(step))
 
 
 def _list_fused(step: StepEvents) -> list[str]:
@@ -460,14 +460,14 @@ def _list_fused(step: StepEvents) -> list[str]:
 def _describe_communication(step: StepEvents) -> str:
     """Say how much a step of a parallel run communicates, and how much of it beside compute."""
     count = sum(step.communicates)
-    said = f"{count} operators communicate: the trace is of a parallel run"
+    text = f"{count} operators communicate: the trace is of a parallel run"
     charged = charge_apart(step.launched, step.communicates)
     apart = sum(ns for ns, moves in zip(charged, step.communicates, strict=True) if moves)
     if not apart:
-        return said
+        return text
     beside = sum(charged) - busy_ns(k for kernels in step.launched for k in kernels)
     return (
-        f"{said} ({format_time(ns_to_s(apart))} of communication, {format_time(ns_to_s(beside))} of it beside compute)"
+        f"{text} ({format_time(ns_to_s(apart))} of communication, {format_time(ns_to_s(beside))} of it beside compute)"
     )
 
 
@@ -513,11 +513,11 @@ def merge_trace(folder: str | Path) -> Trace:
     nodes = read_nodes(folder / "execution_trace.json.gz")
     links = link_nodes(list(step.root.walk()), nodes)
     seen = observe_step(step, links)
-    said = environment.get("optimizer", "none")
-    if (said != "none") != any(one.phase == "optimizer" for one in seen.operators):
+    optimizer = environment.get("optimizer", "none")
+    if (optimizer != "none") != any(one.phase == "optimizer" for one in seen.operators):
         raise TraceError(
             f"the environment names the optimizer {environment.get('optimizer')!r} and the step"
-            f" {'updates parameters' if said == 'none' else 'shows no update'}",
+            f" {'updates parameters' if optimizer == 'none' else 'shows no update'}",
             file=path,
             fix="capture it again",
         )

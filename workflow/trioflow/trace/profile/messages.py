@@ -51,14 +51,14 @@ def describe_program(header: dict[str, Any], step: StepEvents, operators: Sequen
     for op_id, (event, one) in enumerate(zip(step.operators, operators, strict=True)):
         if one.kind != "collective":
             continue
-        said = next((e.details for e in event.walk() if "collective" in e.details), {})
-        if said.get("collective") == _WAIT or (not said and _find_call(event) is None):
+        details = next((e.details for e in event.walk() if "collective" in e.details), {})
+        if details.get("collective") == _WAIT or (not details and _find_call(event) is None):
             noted.append(op_id)
             continue
-        found = _describe_noted(said, world) if said else _describe_call(event, one, world)
-        if found is None or rank not in found["ranks"]:
+        described = _describe_noted(details, world) if details else _describe_call(event, one, world)
+        if described is None or rank not in described["ranks"]:
             return {}
-        messages.append({"op_id": op_id, **found, "asynchronous": True})
+        messages.append({"op_id": op_id, **described, "asynchronous": True})
     if not messages:
         return {}
     clock = _Clock(step, operators)
@@ -79,32 +79,32 @@ def _read_whole(value: Any) -> int | None:
     return int(text) if whole and int(text) <= MOST_RANKS else None
 
 
-def _describe_noted(said: dict[str, Any], world: int) -> dict[str, Any] | None:
+def _describe_noted(details: dict[str, Any], world: int) -> dict[str, Any] | None:
     """Return the message that ``record_param_comms`` describes; None where it is not understood."""
-    name = _NOTED.get(str(said["collective"]))
-    width = noted_bytes(str(said.get("element_type")))
+    name = _NOTED.get(str(details["collective"]))
+    width = noted_bytes(str(details.get("element_type")))
     side = "elements_out" if name in _WHOLE_IS_RESULT else "elements_in"
-    ranks = _read_ranks(said, world)
-    if name is None or width is None or not isinstance(said.get(side), int) or ranks is None:
+    ranks = _read_ranks(details, world)
+    if name is None or width is None or not isinstance(details.get(side), int) or ranks is None:
         return None
     return {
         "name": name,
-        "message_bytes": said[side] * width,
+        "message_bytes": details[side] * width,
         "ranks": ranks,
-        "dtype": str(said["element_type"]).lower(),
-        "group": str(said.get("group_name", "")),
+        "dtype": str(details["element_type"]).lower(),
+        "group": str(details.get("group_name", "")),
     }
 
 
-def _read_ranks(said: dict[str, Any], world: int) -> list[int] | None:
+def _read_ranks(details: dict[str, Any], world: int) -> list[int] | None:
     """Return the ranks of a group; None where the profile leaves some out."""
-    if said.get("group_size") == world:
+    if details.get("group_size") == world:
         return list(range(world))
     try:
-        ranks = json.loads(str(said.get("group_ranks")))
+        ranks = json.loads(str(details.get("group_ranks")))
     except ValueError:
         return None
-    whole = isinstance(ranks, list) and len(ranks) == said.get("group_size")
+    whole = isinstance(ranks, list) and len(ranks) == details.get("group_size")
     return [int(rank) for rank in ranks] if whole else None
 
 
@@ -133,7 +133,7 @@ def _describe_call(event: Event, one: ObservedOperator, world: int) -> dict[str,
 def list_buckets(facts: Mapping[str, Any], operators: Sequence[ObservedOperator]) -> list[dict[str, Any]]:
     """Return as gradients what a program's backward sums and only the update waits for, a bucket of DDP each."""
     waits = {message: op_id for op_id, message in facts.get("program", {}).get("waits", [])}
-    found: list[dict[str, Any]] = []
+    buckets: list[dict[str, Any]] = []
     for message in facts.get("communication", []):
         op_id = message["op_id"]
         waiting = waits.get(op_id)
@@ -141,17 +141,17 @@ def list_buckets(facts: Mapping[str, Any], operators: Sequence[ObservedOperator]
         after = next(computed, None)
         of_backward = message["name"] == "all_reduce" and operators[op_id].phase == "backward"
         if of_backward and after is not None and (waiting is None or operators[waiting].phase != "backward"):
-            found.append(
+            buckets.append(
                 {
-                    "name": f"bucket {len(found)}",
+                    "name": f"bucket {len(buckets)}",
                     "module": "",
                     "size_bytes": message["message_bytes"],
                     "ready_after_op_id": after,
-                    "parameter_storage_id": -1 - len(found),
+                    "parameter_storage_id": -1 - len(buckets),
                     "gradient_storage_id": -1,
                 }
             )
-    return found
+    return buckets
 
 
 class _Clock:
@@ -192,14 +192,14 @@ class _Clock:
     def find_synced(self, message: int) -> int | None:
         """Return the first operator behind a recorded wait for a message; None where none is recorded."""
         streams = {str(k.details.get("stream")) for k in self._kernels[message]}
-        found = [
+        synced = [
             i
             for stream, awaited, call, record in self._synced
             if awaited in streams and record.start_ns >= self._host_ns[message]
             for i in np.flatnonzero(self._computes & (self._host_ns >= call.start_ns)).tolist()
             if i > message and any(str(k.details.get("stream")) == stream for k in self._kernels[i])
         ]
-        return min(found, default=None)
+        return min(synced, default=None)
 
     def find_late(self, message: int, first: int, proven: bool = False) -> int | None:
         """Return the first operator from some one on that may have waited for a message.
@@ -211,17 +211,17 @@ class _Clock:
         if not self._kernels[message]:
             return None if proven else first
         end_ns = self._end_ns[message]
-        found = np.flatnonzero(self._computes & (self._start_ns >= end_ns - ROUNDING_NS))
-        found = found[found >= first]
+        later = np.flatnonzero(self._computes & (self._start_ns >= end_ns - ROUNDING_NS))
+        later = later[later >= first]
         waits_ns = self._waits_ns[self._waits_ns >= self._host_ns[message]]
-        behind = found[self._host_ns[found] > waits_ns[0]] if len(waits_ns) else found[:0]
-        found = behind if len(behind) else found
-        if not len(found):
+        behind = later[self._host_ns[later] > waits_ns[0]] if len(waits_ns) else later[:0]
+        later = behind if len(behind) else later
+        if not len(later):
             return None
-        before = np.flatnonzero(self._computes[: found[0]])
+        before = np.flatnonzero(self._computes[: later[0]])
         idle = not len(before) or self._end_ns[before].max() <= end_ns
-        queued = self._host_ns[found[0]] < end_ns
-        return int(found[0]) if not proven or len(behind) or (idle and queued) else None
+        queued = self._host_ns[later[0]] < end_ns
+        return int(later[0]) if not proven or len(behind) or (idle and queued) else None
 
 
 def find_waits(
@@ -238,7 +238,7 @@ def _find_waits(
     messages: Sequence[dict[str, Any]], noted: Sequence[int], operators: Sequence[ObservedOperator], clock: _Clock
 ) -> list[list[int]]:
     """Return pairs of an operator and the message that it waits for."""
-    found: dict[int, int] = {}
+    waits: dict[int, int] = {}
     pending: dict[int, int] = {}
     sent = {int(message["op_id"]) for message in messages}
     for op_id, one in enumerate(operators):
@@ -246,18 +246,18 @@ def _find_waits(
         for storage in (used | {ref.storage for ref in one.outputs}) & set(pending):
             message = pending.pop(storage)
             if storage in used:
-                found.setdefault(message, op_id)
+                waits.setdefault(message, op_id)
         if op_id in sent:
             brings = [ref for ref in one.inputs if ref.argument == _WRITTEN]
             pending |= {ref.storage: op_id for ref in brings}
     known = any(one.outputs for one in operators)
-    open_messages = [m for m in sorted(sent) if m not in found] if known else sorted(sent)
-    found = found if known else {}
+    open_messages = [m for m in sorted(sent) if m not in waits] if known else sorted(sent)
+    waits = waits if known else {}
     for wait in noted:
         first = next((m for m in open_messages if m < wait), None)
         if first is not None:
             open_messages.remove(first)
-            found[first] = wait
+            waits[first] = wait
     names = {int(message["op_id"]): message["name"] for message in messages}
     for message in open_messages:
         late = operators[message].phase == "backward" and names[message] in _SUMS
@@ -267,12 +267,12 @@ def _find_waits(
         if late:
             first = clock.find_late(message, message + 1, proven=True) or first
         if first is not None:
-            found[message] = first
+            waits[message] = first
     for message in sorted(sent):
         synced = clock.find_synced(message)
-        first = found.pop(message, None)
+        first = waits.pop(message, None)
         if synced is None and first is not None:
             synced = clock.find_late(message, first)
         if synced is not None:
-            found[message] = synced
-    return [[op_id, message] for message, op_id in found.items()]
+            waits[message] = synced
+    return [[op_id, message] for message, op_id in waits.items()]

@@ -74,11 +74,11 @@ def find_spans(profile: Profile) -> list[Span]:
             fix="profile with ProfilerActivity.CPU among the activities",
         )
     for word in kineto_words("step"):
-        found = profile.events(annotated & profile.is_named(word))
-        if found:
-            spans = [Span(e.name, e.start_ns, e.end_ns) for e in found]
-            held = (calls[profile.rows_between(span.start_ns, span.end_ns)] for span in spans)
-            return [span for span, mine in zip(spans, held, strict=True) if mine.any()] or spans
+        marks = profile.events(annotated & profile.is_named(word))
+        if marks:
+            spans = [Span(e.name, e.start_ns, e.end_ns) for e in marks]
+            calls_in = (calls[profile.rows_between(span.start_ns, span.end_ns)] for span in spans)
+            return [span for span, inside in zip(spans, calls_in, strict=True) if inside.any()] or spans
     host = profile.is_category(*HOST)
     start_ns, end_ns = int(profile.start_ns[host].min()), int(profile.end_ns[host].max())
     ends = [e.end_ns for e in profile.events(annotated & profile.is_named(*kineto_words("optimizer_step")))]
@@ -219,7 +219,7 @@ def _join_device(profile: Profile, span: Span, launches: Sequence[Event], step: 
         keys = ((e.correlation, e) for e in launches if e.category == category)
         _refuse_twice(keys, "correlation", profile.path)
     numbers = np.array(sorted({e.correlation for e in launches if e.correlation is not None}), dtype=np.int64)
-    mine = profile.events(profile.device_rows(numbers))
+    of_device = profile.events(profile.device_rows(numbers))
     waits = np.isin(profile.columns["correlation"], numbers) & profile.is_category("cuda_sync")
     step.syncs = [e for e in profile.events(waits) if "awaited_stream" in e.details]
     rows = profile.rows_between(span.start_ns, span.end_ns)
@@ -229,8 +229,8 @@ def _join_device(profile: Profile, span: Span, launches: Sequence[Event], step: 
     after = profile.is_category(*DEVICE) & (profile.start_ns >= span.end_ns)
     numbers_after = profile.columns["correlation"][after & ~np.isin(profile.columns["correlation"], known)]
     step.stray = sum(not _is_earlier(int(number), known) for number in numbers_after)
-    _check_device(launches, mine, step.unjoined, profile)
-    kernels = index_kernels(mine)
+    _check_device(launches, of_device, step.unjoined, profile)
+    kernels = index_kernels(of_device)
     adopting = _join_by_external_id(step, kernels)
     step.earlier = [k for k in step.unjoined if _is_earlier(k.correlation, known)]
     step.unjoined = [k for k in step.unjoined if not _is_earlier(k.correlation, known)]
@@ -539,7 +539,7 @@ def _list_operators(
     known, time = np.array(names), np.sqrt(square)
     chosen = {name: known == name for name in dict.fromkeys(names)}
     return {
-        name: _root(variance[mine], square[mine])
-        for name, mine in chosen.items()
-        if time[mine].sum() >= _LEAST_SHARE * time.sum()
+        name: _root(variance[events], square[events])
+        for name, events in chosen.items()
+        if time[events].sum() >= _LEAST_SHARE * time.sum()
     }

@@ -419,14 +419,14 @@ def _find_targets(model: nn.Module, words: str, name: str) -> dict[str, nn.Linea
     """Return the linear layers, by their paths, that get an adapter; a head that is not named gets none."""
     linear = {path: m for path, m in model.named_modules() if type(m) is nn.Linear}
     everything = words == "all-linear"
-    for asked in [words] if words else _TARGETS:
-        targets = set(filter(None, asked.replace(" ", "").split(",")))
-        found = {
+    for pattern in [words] if words else _TARGETS:
+        targets = set(filter(None, pattern.replace(" ", "").split(",")))
+        matching = {
             path: layer for path, layer in linear.items() if (everything and "." in path) or targets & _names_of(path)
         }
         missing = targets - set[str]().union(*map(_names_of, linear)) if not everything else set()
-        if found and not missing:
-            return found
+        if matching and not missing:
+            return matching
     known = ", ".join(dict.fromkeys(path.rpartition(".")[2] for path in linear))
     raise InputError(
         f"{name}: no linear layer is called {' or '.join(sorted(missing)) if words else 'as PEFT expects'}",

@@ -102,10 +102,10 @@ def build_configured(row: Mapping[str, Any]) -> WorkloadRecipe:
             model = instantiate(library, kind, config)
         except Exception as error:
             raise InputError(f"transformers cannot build {kind} from this configuration ({error})") from error
-    asked = read_size(row, "sequence")
-    sequence = asked or _choose_sequence(model)
+    wanted = read_size(row, "sequence")
+    sequence = wanted or _choose_sequence(model)
     inputs = _describe_inputs(model, kind, sequence) | _describe_labels(model, kind, sequence)
-    return _describe(row, model, inputs, _list_notes(model, kind, content, inputs, sequence, asked))
+    return _describe(row, model, inputs, _list_notes(model, kind, content, inputs, sequence, wanted))
 
 
 def _describe(row: Mapping[str, Any], model: nn.Module, inputs: Mapping[str, Any], notes: list[str]) -> WorkloadRecipe:
@@ -264,11 +264,11 @@ def _describe_labels(model: Any, kind: str, sequence: int) -> dict[str, Any]:
 
 
 def _list_notes(
-    model: Any, kind: str, content: Mapping[str, Any], inputs: Mapping[str, Any], sequence: int, asked: int | None
+    model: Any, kind: str, content: Mapping[str, Any], inputs: Mapping[str, Any], sequence: int, wanted: int | None
 ) -> list[str]:
     """Return what of the network's training is assumed or not followed."""
     notes, text = list[str](), model.config.get_text_config()
-    if asked is None and {"input_ids", "input_values"} & set(inputs):
+    if wanted is None and {"input_ids", "input_values"} & set(inputs):
         notes.append(
             f"samples of {sequence} {'tokens' if 'input_ids' in inputs else 'numbers'} (change it with --sequence)"
         )
@@ -314,17 +314,17 @@ Stacks = dict[str, tuple[int, int]]
 
 def _find_stacks(model: nn.Module) -> Stacks:
     """Return the lists of blocks that are inside no other one."""
-    found: Stacks = {}
+    stacks: Stacks = {}
     for path, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList) or any(path.startswith(f"{outer}.") for outer in found):
+        if not isinstance(module, nn.ModuleList) or any(path.startswith(f"{outer}.") for outer in stacks):
             continue
         runs = [
             [place for place, _ in group] for _, group in groupby(enumerate(map(_signature, module)), itemgetter(1))
         ]
         longest = max(runs, key=len, default=[])
         if len(longest) > 1:
-            found[path] = longest[0], len(longest)
-    return found
+            stacks[path] = longest[0], len(longest)
+    return stacks
 
 
 def _signature(block: nn.Module) -> Any:
@@ -381,10 +381,10 @@ def cut_units(model: nn.Module, stacks: Collection[str]) -> dict[str, list[str]]
 
 def split_by_name(model: nn.Module, stacks: Iterable[str]) -> dict[str, str]:
     """Return how Megatron-LM would cut the linear layers of the blocks, by patterns of their paths."""
-    found: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     for stack in stacks:
         for path, _ in model.get_submodule(stack)[0].named_modules():
             for kind, words in known_names()["split"].items():
                 if any(f".{path}".endswith(f".{word}") for word in words):
-                    found[f"{stack}.*.{path}"] = kind
-    return found
+                    kinds[f"{stack}.*.{path}"] = kind
+    return kinds

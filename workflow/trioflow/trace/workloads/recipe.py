@@ -287,25 +287,25 @@ def _find(label: str, target: str) -> Callable[..., Any]:
     if not module or not path or "/" in module or module.endswith(".py"):
         raise InputError(f"{label} is not module:function", fix="write for example my_models:make_model")
     try:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
     except Exception as error:
         raise InputError(
             f"{label}: the module {module} does not import{_reason(error)}",
             fix="run the command in the folder that holds it, or set PYTHONPATH",
         ) from error
     for part in path.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             raise InputError(
                 f"{label}: {module} has no {path!r}",
                 file=getattr(sys.modules[module], "__file__", None),
                 fix="check the function's name",
             )
-        found = getattr(found, part)
-    if not callable(found) or isinstance(found, nn.Module):
+        value = getattr(value, part)
+    if not callable(value) or isinstance(value, nn.Module):
         raise InputError(
-            f"{label} is a {type(found).__name__}, not a function", fix="name a function that returns the model"
+            f"{label} is a {type(value).__name__}, not a function", fix="name a function that returns the model"
         )
-    return found  # type: ignore[no-any-return]
+    return value  # type: ignore[no-any-return]
 
 
 def _parameters(label: str, function: Callable[..., Any]) -> list[str]:
