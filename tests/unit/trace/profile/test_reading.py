@@ -119,6 +119,7 @@ ODD = {
     "a time of no clock": ({"ts": 1 << 62}, "4611686018427387904 is not a time"),
     "an id of words": ({"args": {"External id": "7"}}, "Expected `int`, got `str`", r"\.args\.External id"),
     "a shape of words": ({"args": {"Input Dims": [["a"]]}}, "Expected `int | array`, got `str`"),
+    "a size that is a shape": ({"args": {"Input Dims": [[2, [3]]]}}, r"\[2, \[3\]\] is not a shape"),
     "types without shapes": ({"args": {"Input Dims": [], "Input type": ["float"]}}, "it has the shapes of 0 arguments"),
     "a name of numbers": ({"name": 5}, "Expected `str`, got `int`", r"\.name"),
     "arguments in a list": ({"args": [1]}, r"Expected `object \| null`, got `array`", r"\.args"),

@@ -411,6 +411,9 @@ class _Details(dict[bytes, int]):
         if {"shapes", "types"} <= details.keys() and len(details["shapes"]) != len(details["types"]):
             counts = f"the shapes of {len(details['shapes'])} arguments and the types of {len(details['types'])}"
             raise ValueError(f"it has {counts}")
+        for shape in details.get("shapes", ()):
+            if len(set(map(type, shape))) > 1:
+                raise ValueError(f"{shape!r:.40} is not a shape")
         self[text] = len(self._rows) if details else 0
         if details:
             self._rows.append(details)
