@@ -281,10 +281,9 @@ class UnitCosts(Derives):
         device, host = (
             _sum(place, values[operator] * share, self.units * 3).reshape(-1, 3) for values in (device_s, host_s)
         )
-        # A GPU's host runs ahead of it; a CPU does both itself.
-        beside, itself = times.separate_host, not times.separate_host
-        alone_s, spent_s = device_s + host_s * itself, device + host * itself
-        return OperatorWork(trace, factor, alone_s, spent_s, host * beside, host_s * beside, beside)
+        if times.separate_host:  # a GPU's host runs ahead of it; a CPU does both itself
+            return OperatorWork(trace, factor, device_s, device, host, host_s, True)
+        return OperatorWork(trace, factor, device_s + host_s, device + host, 0 * host, 0 * host_s, False)
 
     def _sum_activations(self, trace: ModelGraph, plan: Plan, factor: float, again: NDArray[np.int64]) -> Floats:
         """Return what each unit keeps for backward, without what is computed again [units] [bytes]."""
@@ -337,7 +336,7 @@ class UnitCosts(Derives):
         recorded, target = trace.operator_columns.take(updates), split.operators.take(updates)
         device_s, _ = predict_operator_times(recorded, target, self.model)
         host_s = host_times(trace, recorded, find_launch_s(self.platform.host, trace.facts)).sum()
-        return float(device_s.sum() + host_s * (trace.facts.device != "cuda"))
+        return float(device_s.sum() + (0.0 if trace.facts.device == "cuda" else host_s))
 
 
 def _sum(places: NDArray[np.int64], values: Floats, count: int) -> Floats:
