@@ -26,7 +26,7 @@ from trioflow.base.columns import as_columns
 from trioflow.base.errors import PlanError, TableError
 from trioflow.base.precision_recipes import MEGATRON, NANOTRON
 from trioflow.costmodel.choices import find_launch_s, host_times
-from trioflow.costmodel.features import resize_batch
+from trioflow.costmodel.features import class_of_name, resize_batch
 from trioflow.costmodel.uncertainty import combine_intervals
 from trioflow.engine.simulate import simulate
 from trioflow.export.step_files import build_critical_path
@@ -353,8 +353,10 @@ def step_s(trace, launch_s, **degrees):
 
 
 def count_launches(trace):
+    """Views run no kernel, nor does reading a step's number (`aten::item`), which lies on the host."""
     work = trace.operators[["flop", "read_bytes", "write_bytes"]]
-    return int((work != 0).any(axis=1).sum())
+    views = trace.operators["name"].map(class_of_name) == "view"
+    return int(((work != 0).any(axis=1) & ~views).sum())
 
 
 def test_a_step_lasts_as_long_as_its_launches_where_the_device_is_faster(trace):
