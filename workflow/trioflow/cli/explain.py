@@ -129,8 +129,8 @@ def _read_cases(path: str) -> list[_Case]:
             raise TableError(why, file=path, place=f"{place}, column {column}", fix=fix)
 
         try:
-            words = parser.parse_args(shlex.split(cells["simulate"]))
-            apply_gpus(words)
+            parsed = parser.parse_args(shlex.split(cells["simulate"]))
+            apply_gpus(parsed)
         except (InputError, ValueError) as error:
             refuse("simulate", str(error), "write what is typed after `trioflow simulate`")
         try:
@@ -143,7 +143,7 @@ def _read_cases(path: str) -> list[_Case]:
             )
         if cells["source"] in ("", "-"):
             refuse("source", "it is empty", "say who measured it, how, and on what")
-        cases.append(_Case(cells["case"], words, measured_s, cells["source"], logged))
+        cases.append(_Case(cells["case"], parsed, measured_s, cells["source"], logged))
     if not cases:
         raise TableError("no case stands in it", file=path, fix="give a row for each measured step")
     return cases

@@ -372,10 +372,10 @@ def _run_plan(options: argparse.Namespace) -> None:
     write_page(options)
     names = ("tokens", "budget", "price", "power_w", "batch", "memory_margin", "routing", "top", "jobs", *STEP_WORDS)
     frameworks = [name.strip() for name in (options.frameworks or "").split(",") if name.strip()]
-    question = {**list_given(options, names), "frameworks": frameworks}
+    settings = {**list_given(options, names), "frameworks": frameworks}
     if options.output and Path(options.output).is_file():
         raise InputError(f"--output {options.output} is a file", fix="name a folder")
-    best = plan(options.model, options.gpus, watch=show_progress(options), **question, **list_inter_node(options))
+    best = plan(options.model, options.gpus, watch=show_progress(options), **settings, **list_inter_node(options))
     answer = best.to_dict()
     if options.html:
         write_page(options, "plot_search", answer, *_predict_best(best.found))

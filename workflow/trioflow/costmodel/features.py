@@ -48,9 +48,9 @@ def read_model_file(
     if not isinstance(content, dict) or content.get("kind") != kind:
         raise InputError(f"not {what}", file=path, fix="give a file that a fit wrote")
     if any(content.get(key) != value for key, value in known.items()):
-        content_words = " with ".join(f"{key} {content.get(key)!r}" for key in known)
+        stated = " with ".join(f"{key} {content.get(key)!r}" for key in known)
         raise InputError(
-            f"{content_words} is not known",
+            f"{stated} is not known",
             file=path,
             place=next(iter(known)),
             fix="fit the model again with this version of trioflow",

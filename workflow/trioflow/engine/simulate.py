@@ -354,14 +354,12 @@ def prepare(
         for end in ends
     ]
     make = find_network(options.network)
-    unlike = f"the network {options.network} is not known to treat like flows alike"
-    obstacles = {
-        reason: not options.fold,
-        "what crossed the links was asked for": options.record_links,
-        UNKNOWN_RANKS: fold is None,
-        unlike: options.network not in NETWORKS,
-    }
-    reason = next((obstacle for obstacle, stands in obstacles.items() if stands), "")
+    if options.fold:
+        reason = "what crossed the links was asked for" if options.record_links else ""
+    if not reason and fold is None:
+        reason = UNKNOWN_RANKS
+    elif not reason and options.network not in NETWORKS:
+        reason = f"the network {options.network} is not known to treat like flows alike"
     if fold is not None:
         made, reason = _write_programs(fold, cases, slack, platform, reason)
     else:
@@ -383,16 +381,15 @@ def _write_programs(
     fold: Fold, cases: Sequence[Case], slack: frozenset[int], platform: Platform, reason: str
 ) -> tuple[FoldedProgram | list[Program], str]:
     """Return the program of one rank of each class; for a reason, or where that is not exact, those of all ranks, and why."""
-    try:
-        if reason:
-            raise CannotFoldError(reason)
-        return fold_program(fold, cases, slack, platform), ""
-    except TooLargeError:
-        raise
-    except (CannotFoldError, SimulationError, InputError) as problem:
-        # Where the graph is wrong, the program of all ranks says it best.
-        check_expansion(fold, str(problem))
-        return build_programs(fold.whole, cases, [case.planner for case in cases], platform), str(problem)
+    if not reason:
+        try:
+            return fold_program(fold, cases, slack, platform), ""
+        except TooLargeError:
+            raise
+        except (CannotFoldError, SimulationError, InputError) as problem:
+            reason = str(problem)  # where the graph is wrong, the program of all ranks says it best
+    check_expansion(fold, reason)
+    return build_programs(fold.whole, cases, [case.planner for case in cases], platform), reason
 
 
 def _build_timeline(graph: TaskGraph, fold: Fold | None, program: Program, execution: Execution) -> Columns:

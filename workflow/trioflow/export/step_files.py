@@ -559,13 +559,13 @@ def write_simulation(prediction: Prediction, folder: Path) -> None:
     for part in parts:
         part.attrs = {}
     path = write_step(prediction, folder / "perfetto.json.gz")
-    tables_of = {
+    frames = {
         "timeline": prediction.timeline,
         "critical_path": path,
         "links": measure_links(prediction.simulated.result),
         "breakdown": pd.concat(parts, ignore_index=True),
     }
-    for name, frame in tables_of.items():
+    for name, frame in frames.items():
         tables.write_table(frame, name, folder / f"{name}.parquet")
 
 

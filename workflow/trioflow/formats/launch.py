@@ -55,7 +55,7 @@ FRAMEWORKS = {
 _SCRIPT = re.compile(r"^# ([a-z_]+): (.+)$", re.MULTILINE)
 """A comment of a file about what the training script decides."""
 _WHOLE = re.compile("-?[0-9]{1,12}", re.ASCII)
-_UNSAID = (
+_UNSTATED_RECOMPUTATION = (
     "activation_checkpoint.mode is not in the file: nothing is recomputed here, while torchtitan's own default is"
     " selective (what it recomputes depends on its version)"
 )
@@ -281,12 +281,11 @@ def read_file(given: ConfigurationFile) -> Configuration | None:
         if key not in keys and value not in _NOTHING and not any(fnmatchcase(f"{key}={value}", one) for one in keys)
     ]
     settled = _settle(known, model)
-    casts = "arithmetic" in known if framework == DEEPSPEED else framework == TORCHTITAN
-    usual = {"precision": FRAMEWORKS[framework].recipe.partition("+")[0]}
-    if not casts or (framework == TORCHTITAN and settled.degrees["sharding"] == "none"):  # fully_shard casts
-        usual = {}
-    notes = [*note_unknown(unknown, keys), *([_UNSAID] if framework == TORCHTITAN and "recompute" not in known else [])]
-    return replace(settled, step={**usual, **settled.step}, notes=tuple(notes))
+    # What casts to half precision: in torchtitan fully_shard, in DeepSpeed where the file asks for it.
+    casts = {TORCHTITAN: settled.degrees["sharding"] != "none", DEEPSPEED: "arithmetic" in known}.get(framework, False)
+    usual = {"precision": FRAMEWORKS[framework].recipe.partition("+")[0]} if casts else {}
+    unstated = [_UNSTATED_RECOMPUTATION] if framework == TORCHTITAN and "recompute" not in known else []
+    return replace(settled, step={**usual, **settled.step}, notes=(*note_unknown(unknown, keys), *unstated))
 
 
 def _from_bridge(flat: Mapping[str, Any], file: str) -> dict[str, Any]:

@@ -208,8 +208,8 @@ def find_largest(
     def ask(count: int) -> dict[str, Any]:
         if count not in needs:
             samples = count * unit if what == "batch" else batch
-            question = replace(options, sequence=count * unit) if what == "sequence" else options
-            step = prepare_step(resolve(traces, plan, machine, batch=samples, options=question))
+            varied = replace(options, sequence=count * unit) if what == "sequence" else options
+            step = prepare_step(resolve(traces, plan, machine, batch=samples, options=varied))
             needs[count] = size_step(step) | {"needed_bytes": step.needed_bytes}
             if needs[count]["fit_probability"] is None:
                 raise InputError(

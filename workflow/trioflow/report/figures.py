@@ -537,12 +537,12 @@ def _draw_one_collective(panels: Any, part: pd.DataFrame, model: CollectiveCostM
     # Drawn as a picture: as shapes, fifteen rounds of every experiment made the file three times as large.
     dots = {"color": style.GREY, "markersize": 2.6, "alpha": 0.6, "linewidth": 0, "rasterized": True}
     above.plot(size, time_s, "o", **dots)
-    is_lost = time_s > ns_to_s(LOST_NS)
-    if lost := int(np.count_nonzero(~is_lost)):
+    measurable = time_s > ns_to_s(LOST_NS)
+    if lost := int(np.count_nonzero(~measurable)):
         above.text(
             0.97,
             0.03,
-            f"{lost} of {len(is_lost)} rounds\nlost in noise",
+            f"{lost} of {len(measurable)} rounds\nlost in noise",
             ha="right",
             fontsize=8,
             transform=above.transAxes,
@@ -556,7 +556,7 @@ def _draw_one_collective(panels: Any, part: pd.DataFrame, model: CollectiveCostM
     below.set_xlabel("message (logarithmic)")
     style.spread_ticks(below.xaxis, ends[0] * 0.99, ends[1] * 1.01, most=4)
     style.show_bytes(below.xaxis)
-    counted = residual[is_lost & (at_samples_s > ns_to_s(LOST_NS))]
+    counted = residual[measurable & (at_samples_s > ns_to_s(LOST_NS))]
     return float(np.abs(counted).max(initial=10.0))
 
 

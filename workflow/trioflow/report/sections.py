@@ -74,14 +74,14 @@ def describe_own_run(
 
 def _name_machine(sessions: Mapping[str, Mapping[str, Any]]) -> str:
     """Name the devices that ranks ran on, what carried their messages, and that there was no GPU."""
-    words = []
+    machines = []
     for session in sessions.values():
         names = [str(name) for name in session["device_names"]]
         library = str(session["library"]).partition(",")[0]
         gpu = "" if session["device"] == "cuda" else ", no GPU"
         devices = ", ".join(f"{names.count(name)} \u00d7 {name}" for name in dict.fromkeys(names))
-        words.append(f"{devices}, messages over {library}{gpu}")
-    return join_words(dict.fromkeys(words))
+        machines.append(f"{devices}, messages over {library}{gpu}")
+    return join_words(dict.fromkeys(machines))
 
 
 def _name_steps(errors: pd.DataFrame) -> str:

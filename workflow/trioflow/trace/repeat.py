@@ -160,8 +160,8 @@ class Repetition:
         elif self.storage[index] != key[0]:  # handed on: the same tensor of another storage
             like = [self.old[index][column] for column in ("shape", "dtype")]
             for other in self.views[key[0]]:
-                alike = [self.old[other][column] for column in ("shape", "dtype")] == like
-                if alike and other not in self.only_inside:
+                same_kind = [self.old[other][column] for column in ("shape", "dtype")] == like
+                if same_kind and other not in self.only_inside:
                     index = other
                     break
         self.new_storage.setdefault(key, len(self.new_storage))
@@ -299,10 +299,10 @@ def repeat_block(trace: Trace, block: str, copies: int) -> Trace:
         raise TraceError(f"{copies} copies of block {block!r}", fix="ask for one or more")
     if copies == 1:
         return trace
-    stack = find_block(trace, block)
-    repetition = Repetition(trace, stack, copies)
+    template = find_block(trace, block)
+    repetition = Repetition(trace, template, copies)
     operators, tensors = repetition.operators(), repetition.tensors()
-    facts = _repeat_facts(trace.facts, stack.name, copies, repetition)
+    facts = _repeat_facts(trace.facts, template.name, copies, repetition)
     facts = replace(
         facts,
         operators=len(operators),

@@ -90,13 +90,13 @@ def predict_steps(cases: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
 
 def score_ways(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) -> pd.DataFrame:
     """Return `evaluate.evaluate` of each way, with ``fast_error``, the median above ``scores.FAST``."""
-    judged = [(model, cases.assign(predicted_s=predicted_s)) for model, predicted_s in steps.items()]
-    fast = evaluate((model, rows[rows["mfu"] > FAST]) for model, rows in judged)
+    judged = [(method, cases.assign(predicted_s=predicted_s)) for method, predicted_s in steps.items()]
+    fast = evaluate((method, rows[rows["mfu"] > FAST]) for method, rows in judged)
     return evaluate(judged, CELL).assign(fast_error=fast["median_error"])
 
 
 def choose_plans(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) -> pd.DataFrame:
-    """Return throughput lost by the plan that each way expects to be fastest, by model, nodes and network, beside the best.
+    """Return throughput lost by the plan that each method expects to be fastest, by model, nodes and network, beside the best.
 
     A cell is what somebody could choose from: runs of one model on as many nodes of one network, two or more. Where it is
     known how likely each is to fit (``scores.mark_crowded``), a column has the choice of those who put unlikely ones behind.
@@ -111,10 +111,10 @@ def choose_plans(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) 
         best = cell.iloc[int(cell["measured_s"].argmin())]
         row: dict[str, Any] = {**dict(zip(CELL, named, strict=True)), "runs": len(cell)}
         row |= _describe_plan("best", best)
-        for model in (model for model in (OURS, TREES) if model in steps):
-            known = cell.dropna(subset=model).sort_values(model, kind="stable")
-            row[model] = _lose(best["measured_s"], known)
-            if model == OURS:
+        for method in (method for method in (OURS, TREES) if method in steps):
+            known = cell.dropna(subset=method).sort_values(method, kind="stable")
+            row[method] = _lose(best["measured_s"], known)
+            if method == OURS:
                 row |= _describe_plan("chosen", known.iloc[0] if len(known) else None)
                 if "crowded" in known:
                     row[CAREFUL] = _lose(best["measured_s"], known.sort_values("crowded", kind="stable"))
@@ -206,12 +206,12 @@ def _predict_judged(steps: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, NDArra
     """Return the runs that are judged, and their steps by each way [s]; the ways learn from those fitted on, too."""
     after = steps[steps["set"] != BEFORE]
     judged = (after["set"] == RAN).to_numpy()
-    return after[judged], {model: step_s[judged] for model, step_s in predict_steps(after).items()}
+    return after[judged], {method: step_s[judged] for method, step_s in predict_steps(after).items()}
 
 
 def _judge_steps(steps: pd.DataFrame) -> list[Reached]:
     cases, steps_of = _predict_judged(steps)
-    judged = {model: cases.assign(predicted_s=step_s) for model, step_s in steps_of.items()}
+    judged = {method: cases.assign(predicted_s=step_s) for method, step_s in steps_of.items()}
     beyond, fast = cases["tensor"] > GPUS_OF_A_NODE, cases["mfu"] > FAST
 
     def line(
@@ -219,14 +219,14 @@ def _judge_steps(steps: pd.DataFrame) -> list[Reached]:
     ) -> Reached:
         if not chosen.any():
             return Reached(what, 0, math.nan)
-        scores = evaluate(((model, rows[chosen]) for model, rows in judged.items()), CELL)
+        scores = evaluate(((method, rows[chosen]) for method, rows in judged.items()), CELL)
         score_of = dict(zip(scores["group"], scores[key], strict=True))
         ours = score_of.pop(OURS)
         return Reached(what, int(chosen.sum()), ours, aim, more, others=score_of, headline=headline)
 
     every, median = beyond | ~beyond, "median_error"
     cells = choose_plans(cases, steps_of)
-    losses = {model: float(cells[model].mean()) for model in (TREES, RULE, CONSTANT) if model in cells}
+    losses = {method: float(cells[method].mean()) for method in (TREES, RULE, CONSTANT) if method in cells}
     mfu = f"MFU above {write_percent(FAST, 0)}"
     compared = [
         line(
@@ -496,8 +496,8 @@ def _render_choice(cases: pd.DataFrame) -> str:
     """Return errors and choices of trioflow and of ways that simulate nothing."""
     cases, steps = _predict_judged(cases)
     cells, scores = choose_plans(cases, steps), score_ways(cases, steps)
-    models = [model for model in (OURS, TREES, RULE, CONSTANT) if model in cells]
-    mean = ", ".join(f"{model} {write_percent(cells[model].mean())}" for model in models)
+    methods = [method for method in (OURS, TREES, RULE, CONSTANT) if method in cells]
+    mean = ", ".join(f"{method} {write_percent(cells[method].mean())}" for method in methods)
     text = (
         f"Throughput lost beside the best measured run by taking the plan that is predicted to be fastest, in the mean over {len(cells)} cells: "
         f"{mean} (aim {write_percent(_LOSS_AIM, 0)}). The rule takes the smallest tensor, then pipeline degree; a constant MFU any plan. The trees "
@@ -507,11 +507,11 @@ def _render_choice(cases: pd.DataFrame) -> str:
     return (
         render_paragraph(text)
         + render_scores(scores, "Methods to predict a step", shown, "way")
-        + _render_cells(cells, models)
+        + _render_cells(cells, methods)
     )
 
 
-def _render_cells(cells: pd.DataFrame, models: list[str]) -> str:
+def _render_cells(cells: pd.DataFrame, methods: list[str]) -> str:
     """Return the choice of each model and number of nodes."""
     fields = [
         numbers("parameters", "1e9", "model", "plain", "parameters"),
@@ -524,7 +524,10 @@ def _render_cells(cells: pd.DataFrame, models: list[str]) -> str:
         numbers(
             "chosen", "tokens/s", "its throughput, measured", "count", lambda row: round(row["chosen_tokens_per_s"])
         ),
-        *(numbers("loss", model, "of throughput beside the best measured run", "percent", model) for model in models),
+        *(
+            numbers("loss", method, "of throughput beside the best measured run", "percent", method)
+            for method in methods
+        ),
     ]
     title = "The choice for each model and number of nodes"
     return render_details(title, render_records(cells, fields, title))

@@ -470,19 +470,19 @@ def build_distsim_page(
     written, when no experiment has several ranks or a recording does not fit its simulation.
     """
     rows = [dict(row) for row in experiments]
-    tables_of = _compare(files, rows, {str(p["plan"]): p for p in plans})
-    made, folder, search = _compose(tables_of), Path(page).parent / FOLDER, Path(files["search"][0])
-    style.save_figures(folder, _draw(tables_of).items())
+    comparisons = _compare(files, rows, {str(p["plan"]): p for p in plans})
+    made, folder, search = _compose(comparisons), Path(page).parent / FOLDER, Path(files["search"][0])
+    style.save_figures(folder, _draw(comparisons).items())
     for suffix in (".svg", ".png"):
         shutil.copyfile(search.with_suffix(suffix), folder / f"distsim12{suffix}")
     for name, frame, schema in (
-        ("timestamps", tables_of.timestamps, TIMESTAMPS),
-        ("activity", tables_of.activity, ACTIVITY),
-        ("costs", tables_of.costs, COSTS),
+        ("timestamps", comparisons.timestamps, TIMESTAMPS),
+        ("activity", comparisons.activity, ACTIVITY),
+        ("costs", comparisons.costs, COSTS),
     ):
         tables.write_table(frame, name, folder / f"{name}.parquet", schema=schema)
     write_page(page, made)
-    return tables_of
+    return comparisons
 
 
 def _compare(
@@ -525,25 +525,25 @@ def _compare(
     )
 
 
-def _draw(tables_of: _DistsimTables) -> dict[str, Figure]:
+def _draw(comparisons: _DistsimTables) -> dict[str, Figure]:
     """Draw every figure, by its name; that of the search is there already."""
-    steps = tables_of.activity.drop_duplicates("experiment").assign(who="simulated against measured")
-    rates = tables_of.analytical.assign(who="best rates against measured")
+    steps = comparisons.activity.drop_duplicates("experiment").assign(who="simulated against measured")
+    rates = comparisons.analytical.assign(who="best rates against measured")
     return {
         "distsim03": draw_errors(rates, _STEP_LABEL, mean=ANALYTICAL_MEAN, worst=ANALYTICAL_WORST),
         "distsim08": draw_errors(steps.assign(error=steps["step_error"]), _STEP_LABEL, largest=STEP_ERROR),
         "distsim09": draw_errors(
-            list_activity(tables_of.activity),
+            list_activity(comparisons.activity),
             "mean deviation of starts and ends of operators [% of the step]",
             largest=ACTIVITY_ERROR,
         ),
-        "distsim10": draw_timestamps(tables_of.timestamps),
-        "distsim11": draw_throughput(tables_of.throughput),
+        "distsim10": draw_timestamps(comparisons.timestamps),
+        "distsim11": draw_throughput(comparisons.throughput),
     }
 
 
-def _compose(tables_of: _DistsimTables) -> Page:
-    activity, timestamps = tables_of.activity, tables_of.timestamps
+def _compose(comparisons: _DistsimTables) -> Page:
+    activity, timestamps = comparisons.activity, comparisons.timestamps
     steps = activity.drop_duplicates("experiment")["step_error"].abs()
     count, ranks = activity["experiment"].nunique(), len(activity)
     return Page(
@@ -552,7 +552,7 @@ def _compose(tables_of: _DistsimTables) -> Page:
             Section(
                 "summary",
                 "Beside DistSim",
-                [render_paragraph(_NUMBERS), render_summary(activity, timestamps, tables_of.analytical)],
+                [render_paragraph(_NUMBERS), render_summary(activity, timestamps, comparisons.analytical)],
             ),
             Section("analytical", "Analytical model (3)", [_figure("distsim03")]),
             Section("steps", "Step time (8)", [_figure("distsim08")]),
@@ -573,11 +573,13 @@ def _compose(tables_of: _DistsimTables) -> Page:
             Section(
                 "throughput",
                 "GPT 145B on 128 GPUs (11)",
-                [_figure("distsim11"), render_throughput(tables_of.throughput)],
+                [_figure("distsim11"), render_throughput(comparisons.throughput)],
                 folded=True,
             ),
             Section("search", "Search for a plan (12)", [_figure("distsim12")], folded=True),
-            Section("costs", "Cost of profiling, simulating and running", [render_costs(tables_of.costs)], folded=True),
+            Section(
+                "costs", "Cost of profiling, simulating and running", [render_costs(comparisons.costs)], folded=True
+            ),
         ],
         f"{count} experiments on several ranks of this machine, {ranks} ranks in all, none left out: real timelines beside simulated ones, "
         f"from {int(timestamps['rounds'].min())} rounds or more. DistSim's numbers come from other models, GPUs and networks and stand beside ours as reference.",

@@ -168,8 +168,8 @@ def _solve(terms: Floats, time_s: Floats, ratio: float | None) -> Floats:
         solution, _ = solve_nonnegative(columns / scale * weights[:, None], time_s * weights)
         missed = np.sum(columns / scale * solution, axis=1) / time_s - 1
         weights = 1 / (time_s * np.sqrt(1 + (missed / OUTLIER) ** 2))
-    rates = solution / scale
-    return rates if ratio is None else np.insert(rates, 2, ratio * rates[1])
+    coefficients = solution / scale
+    return coefficients if ratio is None else np.insert(coefficients, 2, ratio * coefficients[1])
 
 
 def _read_attention(data_folder: Path) -> list[pd.DataFrame]:

@@ -310,8 +310,8 @@ def _read_run(path: Path, stated: Mapping[str, Any], nodes: Sequence[ChakraNode]
             f"its communicator groups cannot be read: {error}", file=path, fix='write such as {"1": [0, 1]}'
         ) from None
     known = [rank for group in groups.values() for rank in group]
-    ranks_named = max([beside if beside > 1 else 0, *(rank + 1 for rank in known)])
-    ranks = options.world_size or ranks_named
+    known_ranks = max([beside if beside > 1 else 0, *(rank + 1 for rank in known)])
+    ranks = options.world_size or known_ranks
     if stated.get("ranks"):
         ranks = int(options.need("world_size", path, stated["ranks"]))
     own = stated.get("rank", int(match["rank"]) if match else 0)

@@ -194,7 +194,7 @@ def read_sidecar(path: Path) -> dict[str, float]:
     if not file.is_file():
         return {}
     content = _read_json(file)
-    read = {}
+    settings = {}
     for key in ("num_layer", "e2e_latency", "fw_latency", "bwall_latency"):
         value = content.get(key)
         if value is None:
@@ -202,11 +202,11 @@ def read_sidecar(path: Path) -> dict[str, float]:
         if type(value) not in (int, float) or not 0 <= value < _LONGEST_MS:
             raise TraceError(f"{value!r} is not a number from 0 on", file=file, place=key)
         if value:
-            read[key] = value
-    layers = read.get("num_layer", 1)
+            settings[key] = value
+    layers = settings.get("num_layer", 1)
     if layers != int(layers):
         raise TraceError(f"{layers!r} is not a number of layers", file=file, place="num_layer")
-    return read
+    return settings
 
 
 def read_model_config(path: Path, model: str) -> dict[str, Any]:
@@ -572,23 +572,23 @@ def _read_facts(path: Path, nodes: Sequence[FxNode], options: ImportOptions) -> 
 
 def _find_block(path: Path, nodes: Sequence[FxNode], layers: int) -> str:
     """Return the path of the layer: the one module whose name is a number."""
-    block: dict[str, FxNode] = {}
+    blocks: dict[str, FxNode] = {}
     for node in nodes:
         parts = node.module.split(".")
         numbered = next((k for k, part in enumerate(parts) if part.isdecimal()), None)
         if numbered is not None:
-            block.setdefault(".".join(parts[: numbered + 1]), node)
-    if len(block) > 1:
-        first, second = list(block)[:2]
-        raise block[second].row.error("meta", f"the table holds the layers {first} and {second}, one is expected")
-    if not block and layers > 1:
+            blocks.setdefault(".".join(parts[: numbered + 1]), node)
+    if len(blocks) > 1:
+        first, second = list(blocks)[:2]
+        raise blocks[second].row.error("meta", f"the table holds the layers {first} and {second}, one is expected")
+    if not blocks and layers > 1:
         raise TraceError(
             f"no module of the table is a numbered layer that could be repeated {layers} times",
             file=path,
             place="column meta",
             fix="give --repeat-layers 1",
         )
-    return next(iter(block), "")
+    return next(iter(blocks), "")
 
 
 def _find_units(nodes: Sequence[FxNode], block: str) -> list[dict[str, Any]]:

@@ -305,14 +305,14 @@ def _make_profile(report: _Report, word: str, process: int | None) -> tuple[Prof
     profile = make_profile(report.path, events, {"deviceProperties": devices})
     starts_ns = profile.start_ns[profile.is_category("cpu_op")]
     steps = profile.events(profile.is_named("ProfilerStep#"))
-    metadata = {
+    dropped = {
         "operators are named by texts, and have no range": unnamed,
         "calls lie behind the last range": late,
         "marked steps hold no operator": sum(
             bool(np.equal(*np.searchsorted(starts_ns, (step.start_ns, step.end_ns)))) for step in steps
         ),
     }
-    return profile, [f"{count} {what}: the export may be cut short" for what, count in metadata.items() if count]
+    return profile, [f"{count} {what}: the export may be cut short" for what, count in dropped.items() if count]
 
 
 def _event(

@@ -66,7 +66,7 @@ class ProfiledTimes:
 
 def list_files(paths: Sequence[Path]) -> list[Path]:
     """Return some files, and each folder's JSON files or those of its one TensorBoard run; TraceError where it has several."""
-    files_found: list[Path] = []
+    listed: list[Path] = []
     for path in paths:
         inside = _list_json(path) if path.is_dir() else [path]
         runs = path.joinpath(*_TENSORBOARD)
@@ -81,8 +81,8 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
                     fix=f"give one of them, such as {folders[-1][0]}",
                 )
             inside = folders[0][1] if folders else []
-        files_found += inside
-    return files_found
+        listed += inside
+    return listed
 
 
 def _list_json(folder: Path) -> list[Path]:
